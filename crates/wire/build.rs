@@ -10,6 +10,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "proto/cni.proto",
             "proto/discovery.proto",
             "proto/egress.proto",
+            "proto/egress_peers.proto",
             "proto/network.proto",
             "proto/node.proto",
             "proto/status.proto",

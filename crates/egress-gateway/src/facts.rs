@@ -92,11 +92,31 @@ pub fn destinations(
     forbidden.chain(allowed.iter().map(|prefix| (*prefix, true))).collect()
 }
 
+/// Whether clients may send to an address, by what [`destinations`] returns.
+pub fn may_send_to(destinations: &BTreeMap<IpNet, bool>, address: IpAddr) -> bool {
+    let longest = if address.is_ipv4() { 32 } else { 128 };
+    let prefixes = (0..=longest).rev().filter_map(|length| IpNet::new(address, length).ok());
+    prefixes.filter_map(|prefix| destinations.get(&prefix.trunc())).next().copied().unwrap_or(false)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn the_longest_prefix_decides_about_a_destination() {
+        let prefix = |text: &str| text.parse::<IpNet>().unwrap();
+        let all = BTreeMap::from([
+            (prefix("0.0.0.0/0"), true),
+            (prefix("10.0.0.0/8"), false),
+            (prefix("10.1.2.3/32"), true),
+        ]);
+        let may = |text: &str| may_send_to(&all, text.parse().unwrap());
+        assert!(may("192.0.2.1") && may("10.1.2.3") && !may("10.1.2.4") && !may("2001:db8::1"));
+        assert!(!may_send_to(&BTreeMap::new(), "192.0.2.1".parse().unwrap()));
+    }
 
     #[test]
     fn a_block_says_whose_an_address_is_and_pod_cidrs_only_where_there_is_none() {

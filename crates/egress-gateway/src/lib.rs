@@ -4,6 +4,8 @@
 //! * [`registry`]: which clients there are: what node programs claim, judged by [`facts`]. Pure.
 //! * [`plane`]: the data path in the kernel, brought to a desired state.
 //! * `server`: node programs register clients at it, with a token that [`review`] has the API server judge.
+//! * [`peers`]: the other gateways of the Egress, and connections to them.
+//! * [`sync`]: copies of tracked connections among them.
 //! * `watches`: the Egress, and which addresses are inside of the cluster.
 //! * `data_path`: the task that compares the kernel with the desired state and mends it. `drain`: waits for the last flow before the program
 //!   ends.
@@ -23,12 +25,14 @@ mod exhaustion;
 pub mod facts;
 mod health;
 mod metrics;
+pub mod peers;
 pub mod plane;
 mod probes;
 pub mod registry;
 pub mod review;
 mod server;
 mod shared;
+pub mod sync;
 mod watches;
 
 use std::net::{IpAddr, SocketAddr};

@@ -9,9 +9,11 @@ use ipnet::IpNet;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::facts;
 use crate::plane::Desired;
 use crate::registry::{Reason, Refusal, Registry, StreamId};
 use fairlead_egress::options::Options;
+use crate::sync::Addresses;
 
 /// Longest text of a kernel's refusal that is sent.
 const MAX_MESSAGE: usize = 500;
@@ -197,5 +199,15 @@ impl Shared {
             }
         }
         all
+    }
+}
+
+impl Addresses for Shared {
+    fn is_client(&self, address: IpAddr) -> bool {
+        self.locked().may_be_client(address)
+    }
+
+    fn is_destination(&self, address: IpAddr) -> bool {
+        facts::may_send_to(&self.destinations.borrow(), address)
     }
 }

@@ -8,12 +8,13 @@
 //! [`probe`], [`relay`] and [`stun`], and [`nat_pmp`], [`pcp`], [`upnp`] and [`imds`] (over [`http`]) for what is in
 //! front of a host, are sans-I/O codecs. [`discovery`] is the Sidero discovery protocol: its gRPC service, and what its clients encrypt.
 //! [`etcd`] is what our discovery server calls of etcd.
-//! [`egress`] is how node programs register clients at the gateways of an Egress.
+//! [`egress`] is how node programs register clients at the gateways of an Egress, [`egress_peers`] is what these gateways tell each other.
 //! Nothing here opens a socket or decides anything: bytes come from the caller and go back to the caller.
 
 pub mod cni;
 pub mod discovery;
 pub mod egress;
+pub mod egress_peers;
 pub mod etcd;
 pub mod http;
 pub mod imds;

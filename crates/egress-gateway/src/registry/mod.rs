@@ -121,6 +121,13 @@ impl Registry {
         &self.adopted
     }
 
+    /// Whether an address is that of a client, or may be that of a pod, which is a client elsewhere or will be one here.
+    pub fn may_be_client(&self, address: IpAddr) -> bool {
+        self.owners.contains_key(&address)
+            || self.adopted.contains(&address)
+            || self.facts.nodes_of(address).next().is_some()
+    }
+
     /// What is refused of a Node, by UID.
     pub fn refusals(&self, node: &str) -> impl Iterator<Item = &Refusal> {
         self.refusals.get(node).into_iter().flat_map(BTreeMap::values)

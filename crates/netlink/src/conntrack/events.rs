@@ -16,7 +16,8 @@ use crate::socket::take_frame;
 use crate::{Error, Result};
 
 /// `NFNLGRP_CONNTRACK_NEW`, `NFNLGRP_CONNTRACK_UPDATE`, `NFNLGRP_CONNTRACK_DESTROY` (`linux/netfilter/nfnetlink.h`), as bits.
-const GROUPS: u32 = 1 | 1 << 1 | 1 << 2;
+const GROUPS: u32 = 1 | 1 << 1 | GROUP_DESTROYED;
+const GROUP_DESTROYED: u32 = 1 << 2;
 /// Bytes of notifications that may wait to be read. Each takes some 800 of them, as the kernel counts; more are reported as one
 /// [`ConnectionEvent::Missed`].
 const RECEIVE_BUFFER: usize = 16 << 20;
@@ -50,12 +51,24 @@ impl ConnectionEvents {
     /// # Errors
     /// Descriptors ran out, or the caller lacks CAP_NET_ADMIN.
     pub fn open() -> Result<Self> {
+        Self::of(GROUPS)
+    }
+
+    /// As [`Self::open`], but only to connections that end.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_destroyed() -> Result<Self> {
+        Self::of(GROUP_DESTROYED)
+    }
+
+    fn of(groups: u32) -> Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkNetFilter)
             .map_err(|errno| Error::socket("socket", errno))?;
         // Without the privilege the default size stays, and `Missed` is reported earlier.
         let _ = setsockopt(&fd, sockopt::RcvBufForce, &RECEIVE_BUFFER);
-        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, GROUPS))
+        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups))
             .map_err(|errno| Error::socket("subscribe to connections", errno))?;
         Ok(Self { fd, buffer: vec![0; DATAGRAM] })
     }

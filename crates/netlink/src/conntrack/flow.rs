@@ -294,10 +294,11 @@ impl Flow {
         writer.finish(what)
     }
 
-    /// What it takes for one that is there: what of it may change.
+    /// What it takes for one that is there: what of it may change. It is found by its replies, so that one that only has the same original
+    /// direction is left alone.
     pub(super) fn encode_update(&self, what: &str) -> crate::Result<Vec<u8>> {
         let mut writer = AttributeWriter::new(&header(self.family()));
-        self.original.encode(TUPLE_ORIGINAL, &mut writer);
+        self.reply.encode(TUPLE_REPLY, &mut writer);
         self.encode_state(&mut writer);
         self.encode_zone(&mut writer);
         writer.finish(what)

@@ -31,7 +31,7 @@ pub enum TableChange {
     Delete(Tuple),
     /// Deletes the connection with these replies.
     DeleteReply(Tuple),
-    /// Sets status, TCP state, mark and timeout of a connection that is there. Refused with `ENOENT` if it is not.
+    /// Sets status, TCP state, mark and timeout of the connection that has these replies. Refused with `ENOENT` if it is not.
     Update(Flow),
 }
 

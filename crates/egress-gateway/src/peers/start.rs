@@ -1,0 +1,82 @@
+//! Membership, connections and copies of flows as tasks of the program.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use fairlead_cluster::subsystem::Supervisor;
+use fairlead_egress::EgressName;
+use kube::Client;
+use tokio::sync::watch;
+
+use super::lease::Membership;
+use super::membership::pod_uid;
+use super::{Hold, Identity, Member, Peers, Slots};
+use crate::sync::{Addresses, Copier, SyncMetrics};
+
+/// Where a pod has the token of its ServiceAccount (Kubernetes).
+const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+
+/// This gateway.
+#[derive(Debug, Clone)]
+pub struct Gateway {
+    /// Its Egress.
+    pub egress: EgressName,
+    /// Name of its pod.
+    pub pod: String,
+    /// Addresses of its pod.
+    pub addresses: Vec<IpAddr>,
+    /// Where it listens for others; they dial the port of their own.
+    pub listen: SocketAddr,
+}
+
+/// What is copied, and where it is counted.
+pub struct Copies {
+    /// The slots, as the hold protocol sees them.
+    pub slots: watch::Receiver<Arc<Slots>>,
+    /// Which clients and destinations there are.
+    pub addresses: Arc<dyn Addresses>,
+    /// Metrics.
+    pub metrics: SyncMetrics,
+}
+
+/// Handles of the tasks.
+#[derive(Debug)]
+pub struct Started {
+    /// The other gateways.
+    pub peers: Arc<Peers>,
+    /// Slots of which this gateway has a full copy of the holder's connections.
+    pub complete: watch::Receiver<BTreeSet<u32>>,
+}
+
+/// Starts all of it: the subsystem `membership` writes this gateway into the Lease, and out of it when it is stopped; `peers` has the
+/// connections and the copies.
+///
+/// # Errors
+/// The port is in use, or the cryptography library fails.
+pub fn start(
+    supervisor: &mut Supervisor,
+    client: &Client,
+    gateway: Gateway,
+    hold: Arc<dyn Hold>,
+    copies: Copies,
+) -> anyhow::Result<Started> {
+    let Gateway { egress, pod, addresses, listen } = gateway;
+    let identity = Identity::generate().context("cannot make a certificate for other gateways")?;
+    let listener = fairlead_tls::listen(listen).with_context(|| {
+        format!("cannot listen on {listen} for other gateways; is another program on this port?")
+    })?;
+    let token = std::fs::read_to_string(TOKEN).unwrap_or_default();
+    let member = Member { uid: pod_uid(&token).unwrap_or_default(), addresses, key: identity.key };
+    let subsystem = supervisor.subsystem("membership");
+    let membership = Membership::start(subsystem, client, &egress, pod, member);
+    let (peers, heard) = Peers::new(membership.members());
+    subsystem.spawn_graceful("own annotation", |stop| membership.run(stop));
+    let copier = Copier::new(Arc::clone(&peers), heard, copies.slots, copies.addresses, copies.metrics);
+    let complete = copier.complete();
+    let subsystem = supervisor.subsystem("peers");
+    subsystem.spawn("copies of connections", copier.run());
+    subsystem.spawn("connections", Arc::clone(&peers).run(listener, identity, listen.port(), hold));
+    Ok(Started { peers, complete })
+}

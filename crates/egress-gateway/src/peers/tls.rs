@@ -1,0 +1,97 @@
+//! TLS 1.3 between gateways, where both ends have a certificate that they have made themselves.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use fairlead_egress::registration::PublicKeyHash;
+use fairlead_tls::{AnyCertificate, public_key_info};
+use rcgen::{CertifiedKey, PublicKeyData as _, generate_simple_self_signed};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+use rustls::{ClientConfig, ServerConfig};
+use sha2::{Digest as _, Sha256};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+
+/// What both ends speak inside of TLS (RFC 7301).
+const PROTOCOL: &[u8] = b"fairlead-egress-peers/1";
+
+/// The certificate of this gateway, which nothing but this process ever has.
+#[derive(Clone)]
+pub struct Identity {
+    acceptor: TlsAcceptor,
+    connector: TlsConnector,
+    /// What others know it by.
+    pub key: PublicKeyHash,
+}
+
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Identity").finish_non_exhaustive()
+    }
+}
+
+impl Identity {
+    /// Makes a key and a certificate.
+    ///
+    /// # Errors
+    /// The cryptography library fails.
+    pub fn generate() -> anyhow::Result<Self> {
+        let names = ["fairlead-egress-gateway".to_owned()];
+        let CertifiedKey { cert, signing_key } = generate_simple_self_signed(names)?;
+        let key = Sha256::digest(signing_key.subject_public_key_info()).into();
+        let private = || PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(signing_key.serialize_der()));
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let any = Arc::new(AnyCertificate(Arc::clone(&provider)));
+        let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .with_client_cert_verifier(Arc::clone(&any) as _)
+            .with_single_cert(vec![cert.der().clone()], private())?;
+        let mut client = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .dangerous()
+            .with_custom_certificate_verifier(any)
+            .with_client_auth_cert(vec![cert.der().clone()], private())?;
+        server.alpn_protocols = vec![PROTOCOL.to_vec()];
+        client.alpn_protocols = vec![PROTOCOL.to_vec()];
+        // A resumed session would be without certificates.
+        server.send_tls13_tickets = 0;
+        client.resumption = rustls::client::Resumption::disabled();
+        let (acceptor, connector) = (TlsAcceptor::from(Arc::new(server)), Arc::new(client).into());
+        Ok(Self { acceptor, connector, key })
+    }
+
+    /// The handshake of one that was dialed.
+    ///
+    /// # Errors
+    /// It failed.
+    pub(super) async fn accept(
+        &self,
+        stream: TcpStream,
+    ) -> io::Result<(TlsStream<TcpStream>, PublicKeyHash)> {
+        let stream = self.acceptor.accept(stream).await?;
+        let key = key_of(stream.get_ref().1.peer_certificates())?;
+        Ok((stream.into(), key))
+    }
+
+    /// The handshake of the one that has dialed.
+    ///
+    /// # Errors
+    /// It failed.
+    pub(super) async fn connect(
+        &self,
+        stream: TcpStream,
+        address: IpAddr,
+    ) -> io::Result<(TlsStream<TcpStream>, PublicKeyHash)> {
+        let stream = self.connector.connect(ServerName::from(address), stream).await?;
+        let key = key_of(stream.get_ref().1.peer_certificates())?;
+        Ok((stream.into(), key))
+    }
+}
+
+fn key_of(certificates: Option<&[CertificateDer<'_>]>) -> io::Result<PublicKeyHash> {
+    let certificate = certificates.unwrap_or_default().first();
+    let certificate = certificate.ok_or_else(|| io::Error::other("the other end has no certificate"))?;
+    let key = public_key_info(certificate).map_err(io::Error::other)?;
+    Ok(Sha256::digest(key).into())
+}

@@ -1,0 +1,427 @@
+//! The task that copies connections: reads notifications of the kernel, and says and does what [`Outgoing`] and [`Incoming`] decide.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fairlead_netlink::Result;
+use fairlead_netlink::conntrack::{ConnectionEvent, ConnectionEvents, ConnectionTable, Flow};
+use fairlead_wire::egress_peers::to_member;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::copied;
+use super::incoming::{Addresses, Facts, Incoming, Refused};
+use super::kernel;
+use super::metrics::SyncMetrics;
+use super::outgoing::Outgoing;
+use crate::peers::{Heard, News, Peers, Slots};
+
+/// How long changes are gathered before they are sent.
+pub const INTERVAL: Duration = Duration::from_millis(80);
+/// How often all connections are compared with the kernel, and copied.
+const FULL_COPY: Duration = Duration::from_secs(60);
+/// The least time between two full copies of a slot that a member asks for.
+const AGAIN: Duration = Duration::from_secs(2);
+/// Messages of full copies to a member in an interval: 2,048 connections, so 25,000 in a second.
+const COPY_MESSAGES: usize = 8;
+/// Room in a member's queue that full copies leave to changes.
+const RESERVED: usize = 16;
+/// Messages that are taken at once.
+const HEARD: usize = 64;
+/// Notifications that are read in an interval; more wait in the kernel, which reports what it loses.
+const EVENTS: usize = 20_000;
+/// The least time between two comparisons after notifications were lost, also as a multiple of what the last one took.
+const COMPARE: Duration = Duration::from_secs(1);
+const COMPARE_PART: u32 = 10;
+/// Connections that are copied, at most, in each direction. One takes about 250 bytes here.
+const LIMIT: usize = 262_144;
+/// Pause after the kernel has failed.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// Copies connections.
+pub struct Copier {
+    peers: Arc<Peers>,
+    heard: mpsc::Receiver<Heard>,
+    slots: watch::Receiver<Arc<Slots>>,
+    addresses: Arc<dyn Addresses>,
+    metrics: SyncMetrics,
+    complete: watch::Sender<BTreeSet<u32>>,
+}
+
+impl Copier {
+    /// Copies the connections of the slots, among these peers.
+    pub fn new(
+        peers: Arc<Peers>,
+        heard: mpsc::Receiver<Heard>,
+        slots: watch::Receiver<Arc<Slots>>,
+        addresses: Arc<dyn Addresses>,
+        metrics: SyncMetrics,
+    ) -> Self {
+        Self { peers, heard, slots, addresses, metrics, complete: watch::Sender::default() }
+    }
+
+    /// Slots of which this gateway has the holder's connections: a full copy has arrived from the gateway that holds it last.
+    pub fn complete(&self) -> watch::Receiver<BTreeSet<u32>> {
+        self.complete.subscribe()
+    }
+
+    /// Runs in the network namespace of the calling thread until it is dropped. While there is no slot, it does nothing.
+    pub async fn run(mut self) -> Infallible {
+        let mut worker = None;
+        let mut ticks = interval(INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let is_idle = self.slots.borrow_and_update().is_empty();
+            self.peers.listen(!is_idle);
+            if is_idle {
+                worker = None;
+                self.idle().await;
+                continue;
+            }
+            let mut heard = Vec::new();
+            let is_tick = tokio::select! {
+                _ = ticks.tick() => true,
+                count = self.heard.recv_many(&mut heard, HEARD) => count == 0,
+                changed = self.slots.changed() => match changed {
+                    Ok(()) => false,
+                    // The program is ending.
+                    Err(_) => std::future::pending().await,
+                },
+            };
+            let now = Instant::now();
+            let slots = Arc::clone(&self.slots.borrow_and_update());
+            let connections = self.peers.connections().borrow().clone();
+            let step = Step { slots, connections, heard, is_tick, now };
+            worker = self.step(worker, step).await;
+        }
+    }
+
+    /// Waits for a slot. What is heard meanwhile is dropped, and its senders are told.
+    async fn idle(&mut self) {
+        tokio::select! {
+            changed = self.slots.changed() => if changed.is_err() {
+                std::future::pending::<()>().await;
+            },
+            heard = self.heard.recv() => if heard.is_none() {
+                std::future::pending::<()>().await;
+            },
+        }
+    }
+
+    async fn step(&self, worker: Option<Worker>, step: Step) -> Option<Worker> {
+        let (peers, addresses, metrics) =
+            (Arc::clone(&self.peers), Arc::clone(&self.addresses), self.metrics.clone());
+        let work = move || {
+            let mut worker = match worker {
+                Some(worker) => worker,
+                None => Worker::open(peers, addresses, metrics)?,
+            };
+            worker.step(step).map(|()| worker)
+        };
+        // A panic inside ends the program, as one here would.
+        let worked = match tokio::task::spawn_blocking(work).await {
+            Ok(worked) => worked,
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        };
+        match worked {
+            Ok(worker) => {
+                let complete = worker.complete();
+                self.complete.send_if_modified(|known| {
+                    let is_new = *known != complete;
+                    *known = complete;
+                    is_new
+                });
+                Some(worker)
+            }
+            Err(error) => {
+                tracing::error!(%error, "cannot copy connections; beginning again");
+                self.complete.send_replace(BTreeSet::new());
+                tokio::time::sleep(RETRY).await;
+                None
+            }
+        }
+    }
+}
+
+/// What has happened.
+struct Step {
+    slots: Arc<Slots>,
+    /// Those to members, by their numbers.
+    connections: BTreeMap<String, u64>,
+    heard: Vec<Heard>,
+    /// Whether it is time to send.
+    is_tick: bool,
+    now: Instant,
+}
+
+/// What the blocking part has.
+struct Worker {
+    peers: Arc<Peers>,
+    addresses: Arc<dyn Addresses>,
+    metrics: SyncMetrics,
+    table: ConnectionTable,
+    events: ConnectionEvents,
+    outgoing: Outgoing,
+    incoming: Incoming,
+    slots: Arc<Slots>,
+    connections: BTreeMap<String, u64>,
+    copied: Instant,
+    /// Whether notifications were lost since the last comparison, and when the next may be.
+    is_missed: bool,
+    compare_at: Instant,
+    /// When a member last got a full copy because it asked for it, and whether it has asked again since.
+    asked: BTreeMap<(String, u32), (Instant, bool)>,
+    /// When the holder of a slot was last asked for a full copy.
+    wanted: BTreeMap<u32, Instant>,
+    /// Whether `events` has more than the end of connections, which is all that a gateway without a slot needs.
+    has_all_events: bool,
+}
+
+impl Worker {
+    fn open(peers: Arc<Peers>, addresses: Arc<dyn Addresses>, metrics: SyncMetrics) -> Result<Self> {
+        // Also of connections that begin while no program runs. Where the pod may not set it, full copies show what became of these.
+        let _ = std::fs::write("/proc/sys/net/netfilter/nf_conntrack_events", "1");
+        Ok(Self {
+            peers,
+            addresses,
+            metrics,
+            table: ConnectionTable::open()?,
+            events: ConnectionEvents::open_destroyed()?,
+            outgoing: Outgoing::new(LIMIT),
+            incoming: Incoming::new(LIMIT),
+            slots: Arc::default(),
+            connections: BTreeMap::new(),
+            copied: Instant::now(),
+            is_missed: false,
+            compare_at: Instant::now(),
+            asked: BTreeMap::new(),
+            wanted: BTreeMap::new(),
+            has_all_events: false,
+        })
+    }
+
+    fn complete(&self) -> BTreeSet<u32> {
+        self.slots.keys().copied().filter(|slot| self.incoming.completed(*slot).is_some()).collect()
+    }
+
+    fn step(&mut self, step: Step) -> Result<()> {
+        let Step { slots, connections, heard, is_tick, now } = step;
+        self.set_slots(slots)?;
+        self.set_connections(connections);
+        for heard in heard {
+            self.hear(heard, now)?;
+        }
+        if is_tick {
+            self.read_events(now)?;
+            if now.saturating_duration_since(self.copied) >= FULL_COPY {
+                self.copied = now;
+                self.compare()?;
+                self.outgoing.copy_all();
+            }
+            self.send(now);
+            self.want_copies(now);
+        }
+        self.metrics.copies.set(i64::try_from(self.incoming.flows()).unwrap_or(i64::MAX));
+        self.metrics.held.set(i64::try_from(self.outgoing.flows()).unwrap_or(i64::MAX));
+        Ok(())
+    }
+
+    fn set_slots(&mut self, slots: Arc<Slots>) -> Result<()> {
+        if self.slots == slots {
+            return Ok(());
+        }
+        let is_holder = slots.values().any(|slot| slot.is_held);
+        if is_holder != self.has_all_events {
+            // Before the connections are listed, so that nothing is missed between.
+            self.events =
+                if is_holder { ConnectionEvents::open()? } else { ConnectionEvents::open_destroyed()? };
+            self.has_all_events = is_holder;
+        }
+        let former = std::mem::replace(&mut self.slots, Arc::clone(&slots));
+        for slot in former.keys().filter(|slot| !slots.contains_key(*slot)) {
+            self.outgoing.release(*slot);
+            self.incoming.forget(*slot);
+        }
+        for (number, slot) in slots.iter() {
+            let was = former.get(number);
+            if slot.is_held {
+                if self.outgoing.hold(*number, slot.addresses.clone(), slot.term) {
+                    self.incoming.forget(*number);
+                    let flows = self.flows(*number)?;
+                    self.outgoing.replace(*number, &flows);
+                }
+            } else if was.is_none_or(|was| was.is_held || was.addresses != slot.addresses) {
+                self.outgoing.release(*number);
+                self.incoming.forget(*number);
+                let flows = self.flows(*number)?;
+                self.incoming.adopt(*number, &flows);
+            }
+        }
+        Ok(())
+    }
+
+    fn set_connections(&mut self, connections: BTreeMap<String, u64>) {
+        for (member, number) in &connections {
+            if self.connections.get(member) != Some(number) {
+                self.outgoing.connected(member);
+            }
+        }
+        for member in self.connections.keys().filter(|member| !connections.contains_key(*member)) {
+            self.outgoing.disconnected(member);
+            self.asked.retain(|(of, _), _| of != member);
+        }
+        self.connections = connections;
+    }
+
+    fn hear(&mut self, heard: Heard, now: Instant) -> Result<()> {
+        let Heard { from, news } = heard;
+        let kind = match news {
+            News::Flows(kind) => kind,
+            News::Missed(slot) => {
+                self.ask(from, slot, now);
+                return Ok(());
+            }
+        };
+        if self.peers.take_dropped(&from) {
+            self.incoming.dropped(&from);
+        }
+        let facts = Facts { slots: &self.slots, addresses: &*self.addresses };
+        let mut refused = Vec::new();
+        let changes = self.incoming.receive(&from, &kind, now, facts, &mut refused);
+        let applied = kernel::apply(&mut self.table, &changes, &self.slots)?;
+        for (slot, key, reason) in &applied.failed {
+            tracing::debug!(?key, reason, "the kernel did not take the copy of a connection");
+            self.incoming.lost(*slot, key);
+            refused.push(Refused::Kernel);
+        }
+        self.metrics.injected.inc_by(applied.set as u64);
+        self.metrics.deleted.inc_by(applied.deleted as u64);
+        self.metrics.refused(&refused);
+        Ok(())
+    }
+
+    /// Asks holders for what has not arrived: they sent it before this gateway knew of the slot.
+    fn want_copies(&mut self, now: Instant) {
+        self.wanted.retain(|slot, _| self.slots.contains_key(slot));
+        for (number, slot) in self.slots.iter().filter(|(_, slot)| !slot.is_held) {
+            let last = self.wanted.entry(*number).or_insert(now);
+            let is_due = now.saturating_duration_since(*last) >= AGAIN;
+            if let Some(holder) = slot.holder.as_ref().filter(|_| is_due && self.incoming.needs_copy(*number))
+            {
+                *last = now;
+                self.peers.want(holder, *number);
+            }
+        }
+    }
+
+    /// A member lacks something: at once, or when the last time is long enough ago.
+    fn ask(&mut self, member: String, slot: u32, now: Instant) {
+        // A member may name any slot.
+        if !self.outgoing.slots().contains(&slot) {
+            return;
+        }
+        let asked = self.asked.entry((member.clone(), slot)).or_insert((now, true));
+        asked.1 = true;
+        if asked.0 == now || now.saturating_duration_since(asked.0) >= AGAIN {
+            *asked = (now, false);
+            self.outgoing.copy(&member, slot);
+        }
+    }
+
+    fn read_events(&mut self, now: Instant) -> Result<()> {
+        let mut events = Vec::new();
+        self.events.read(EVENTS, &mut events)?;
+        for event in &events {
+            match event {
+                ConnectionEvent::Destroyed(flow) => {
+                    self.outgoing.ended(flow);
+                    self.lost(flow);
+                }
+                ConnectionEvent::Missed => {
+                    self.is_missed = true;
+                    self.metrics.missed.inc();
+                }
+                ConnectionEvent::New(flow) | ConnectionEvent::Updated(flow) => self.outgoing.observed(flow),
+            }
+        }
+        if self.is_missed && now >= self.compare_at {
+            self.compare()?;
+        }
+        let due: Vec<(String, u32)> =
+            self.asked.iter().filter(|(_, asked)| asked.1).map(|it| it.0.clone()).collect();
+        due.into_iter().for_each(|(member, slot)| self.ask(member, slot, now));
+        Ok(())
+    }
+
+    /// The kernel has forgotten a copy, or another program has deleted it.
+    fn lost(&mut self, flow: &Flow) {
+        let of = |(_, slot): &(&u32, &crate::peers::Slot)| {
+            !slot.is_held && slot.addresses.contains(&flow.reply.destination)
+        };
+        let slot = self.slots.iter().find(of).map(|(number, _)| *number);
+        if let (Some(slot), Some(key)) = (slot, copied::key(&flow.original)) {
+            self.incoming.lost(slot, &key);
+        }
+    }
+
+    /// Compares what others should have with the kernel.
+    fn compare(&mut self) -> Result<()> {
+        self.is_missed = false;
+        let began = Instant::now();
+        for slot in self.outgoing.slots() {
+            let flows = self.flows(slot)?;
+            self.outgoing.replace(slot, &flows);
+        }
+        let pause = began.elapsed().saturating_mul(COMPARE_PART).max(COMPARE);
+        self.compare_at = Instant::now().checked_add(pause).unwrap_or(began);
+        Ok(())
+    }
+
+    fn flows(&mut self, slot: u32) -> Result<Vec<Flow>> {
+        let addresses = self.slots.get(&slot).map(|slot| slot.addresses.clone()).unwrap_or_default();
+        let mut flows = Vec::new();
+        for address in addresses {
+            flows.extend(self.table.translated_to(address)?);
+        }
+        Ok(flows)
+    }
+
+    fn send(&mut self, now: Instant) {
+        for kind in self.outgoing.changes() {
+            self.count(&kind);
+            for member in self.peers.flows(&self.connections, kind) {
+                // It gets all of them when there is room again.
+                self.outgoing.connected(&member);
+            }
+        }
+        let mut lag = Duration::ZERO;
+        for (member, connection) in self.connections.clone() {
+            let (room, waited) = self.peers.room(&member);
+            lag = lag.max(waited);
+            let to = [(member.clone(), connection)].into();
+            for _ in 0..room.saturating_sub(RESERVED).min(COPY_MESSAGES) {
+                let Some(kind) = self.outgoing.next_copy(&member) else { break };
+                self.count(&kind);
+                if !self.peers.flows(&to, kind).is_empty() {
+                    self.outgoing.connected(&member);
+                    break;
+                }
+            }
+        }
+        self.metrics.lag(lag);
+        self.asked.retain(|_, asked| asked.1 || now.saturating_duration_since(asked.0) < AGAIN);
+    }
+
+    fn count(&self, kind: &to_member::Kind) {
+        match kind {
+            to_member::Kind::Flows(flows) => {
+                let count = flows.set.len().saturating_add(flows.removed.len());
+                self.metrics.sent.inc_by(count as u64);
+            }
+            to_member::Kind::CopyEnds(_) => drop(self.metrics.full_copies.inc()),
+            to_member::Kind::CopyBegins(_) | to_member::Kind::Heartbeat(_) => {}
+        }
+    }
+}
