@@ -24,6 +24,20 @@
 //!                     tcp flags syn tcp option maxseg size set rt mtu }
 //! chain postrouting { oifname "eth0" ip saddr != @own_ipv4 counter masquerade fully-random }
 //! ```
+//!
+//! With source addresses ([`Sources`]), packets are translated to the one that the gateway holds, and those to and from addresses that it does
+//! not hold are dropped. The kernel takes addresses out of the sets `held_…` by itself, so that a program that is stuck holds nothing:
+//!
+//! ```text
+//! set floating_ipv4   { elements = { 198.51.100.7, 198.51.100.8 } }
+//! set held_ipv4       { flags timeout; elements = { 198.51.100.7 timeout 1s800ms expires 1s612ms } }
+//! chain forward       { oifname "eth0" counter drop }                          only while the gateway holds nothing, before all others
+//! chain postrouting   { oifname "eth0" ip saddr != @own_ipv4 counter snat ip to 198.51.100.7 fully-random }
+//! chain source_in     { iifname "eth0" ip daddr @floating_ipv4 ip daddr != @held_ipv4 counter drop }           raw
+//! chain source_out    { oifname "eth0" ip saddr @floating_ipv4 ip saddr != @held_ipv4 counter drop }           after srcnat
+//! ```
+
+mod sources;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -43,8 +57,10 @@ use fairlead_netlink::{Family, Result, Socket, conntrack};
 use ipnet::IpNet;
 use nix::libc;
 
-use crate::nft_table::{Applied, Keeper};
+use crate::nft_table::Applied;
 use crate::routes::sync_table;
+
+pub use sources::{SourceTable, Sources};
 
 /// `srcnat` and `filter` (`NF_IP_PRI_NAT_SRC`, `NF_IP_PRI_FILTER`).
 const PRIORITY_POSTROUTING: i32 = 100;
@@ -70,6 +86,8 @@ pub struct GatewayRouting {
     pub clients: BTreeMap<IpAddr, u32>,
     /// How many connections a source may have at a time. More are rejected; those of before the limit was set are not counted.
     pub max_connections: Option<u32>,
+    /// Source addresses that float among gateways, if there are any.
+    pub sources: Option<Sources>,
 }
 
 /// What one family of the table has counted.
@@ -81,23 +99,34 @@ pub struct GatewayTraffic {
     pub invalid: RuleTraffic,
     /// Packets of connections that are more than a source may have.
     pub over_limit: RuleTraffic,
+    /// Packets to floating source addresses that the gateway does not hold.
+    pub not_held_in: RuleTraffic,
+    /// Packets with such sources.
+    pub not_held_out: RuleTraffic,
+    /// Packets of clients that came while the gateway held nothing. They are counted for IPv4 and IPv6 together, with IPv4.
+    pub standby: RuleTraffic,
 }
 
 /// Keeps rules, routes and table. Losing it loses nothing: what is there is adopted.
 #[derive(Debug, Default)]
 pub struct Applier {
-    table: Keeper,
+    table: SourceTable,
     /// The table was made, and connections of clients may not be translated.
     has_untranslated: bool,
 }
 
 impl Applier {
+    /// One whose table another task refreshes, too.
+    pub fn new(table: SourceTable) -> Self {
+        Self { table, has_untranslated: false }
+    }
+
     /// Brings the namespace to what it should be, and returns the number of changes; sends nothing when nothing differs.
     ///
     /// # Errors
     /// The kernel refuses. The table comes first, then connections that were opened without it are forgotten, then come rules, then routes; what comes before the refusal is in place.
     pub fn apply(&mut self, wanted: &GatewayRouting) -> Result<usize> {
-        let applied = self.table.apply(&table(wanted))?;
+        let applied = self.table.apply(table(wanted))?;
         self.has_untranslated |= applied == Applied::Rebuilt;
         if self.has_untranslated {
             let forgotten = conntrack::forget_untranslated(&wanted.clients.keys().copied().collect())?;
@@ -140,9 +169,15 @@ pub fn traffic(wanted: &GatewayRouting) -> Result<BTreeMap<IpFamily, GatewayTraf
     let counted = nftables::counters(&mut Socket::open(Family::Netfilter)?, NFT_TABLE_EGRESS)?;
     let of = |rule: Rule| counted.get(&rule.fingerprint()).copied().unwrap_or_default();
     let traffic = |family| GatewayTraffic {
-        masqueraded: of(masquerade(family, &wanted.uplink)),
+        masqueraded: of(translate(family, wanted)),
         invalid: of(drop_invalid(family, &wanted.uplink)),
         over_limit: limit(family, wanted).map(of).unwrap_or_default(),
+        not_held_in: of(sources::drop_not_held_in(family, &wanted.uplink)),
+        not_held_out: of(sources::drop_not_held_out(family, &wanted.uplink)),
+        standby: match family {
+            IpFamily::V4 => of(sources::drop_standby(&wanted.uplink)),
+            IpFamily::V6 => RuleTraffic::default(),
+        },
     };
     Ok(IpFamily::BOTH.into_iter().map(|family| (family, traffic(family))).collect())
 }
@@ -196,7 +231,7 @@ fn table(wanted: &GatewayRouting) -> Table {
     forward.extend(IpFamily::BOTH.map(|family| clamp_to_tunnel(family, wanted.uplink_mtu)));
     forward.push(clamp_to_path());
     let chain = |hook, priority, rules| Chain { hook, priority, rules };
-    let postrouting = IpFamily::BOTH.map(|family| masquerade(family, uplink)).to_vec();
+    let postrouting = IpFamily::BOTH.map(|family| translate(family, wanted)).to_vec();
     let chains = [
         ("forward", chain(Hook::FilterForward, PRIORITY_FORWARD, forward)),
         ("postrouting", chain(Hook::NatPostrouting, PRIORITY_POSTROUTING, postrouting)),
@@ -204,12 +239,17 @@ fn table(wanted: &GatewayRouting) -> Table {
     let own: Vec<IpNet> = wanted.own.iter().copied().map(IpNet::from).collect();
     let sets =
         IpFamily::BOTH.map(|family| (own_set(family).to_owned(), IntervalSet::from_prefixes(family, &own)));
-    Table {
+    let mut table = Table {
         name: NFT_TABLE_EGRESS.to_owned(),
         sets: sets.into(),
+        timed: BTreeMap::new(),
         maps: BTreeMap::new(),
         chains: chains.map(|(name, chain)| (name.to_owned(), chain)).into(),
+    };
+    if let Some(sources) = &wanted.sources {
+        sources::add(&mut table, sources, uplink);
     }
+    table
 }
 
 fn own_set(family: IpFamily) -> &'static str {
@@ -264,16 +304,22 @@ fn limit(family: IpFamily, wanted: &GatewayRouting) -> Option<Rule> {
     Some(Rule(parts.concat()))
 }
 
-fn masquerade(family: IpFamily, uplink: &str) -> Rule {
+/// To the source address of the family that the gateway holds, or else to its own.
+fn translate(family: IpFamily, wanted: &GatewayRouting) -> Rule {
+    let translated = wanted.sources.as_ref().and_then(|sources| sources.translate.get(&family));
+    let target = match translated {
+        Some(address) => vec![sources::constant(*address), Expression::SourceNat(family)],
+        None => vec![Expression::Masquerade],
+    };
     let parts = [
-        to_or_from(Meta::OutputInterface, uplink),
+        to_or_from(Meta::OutputInterface, &wanted.uplink),
         of_family(family),
         vec![
             Expression::load_address(family, AddressEnd::Source),
             Expression::LookupAbsent(own_set(family).to_owned()),
             Expression::Counter,
-            Expression::Masquerade,
         ],
+        target,
     ];
     Rule(parts.concat())
 }
@@ -329,6 +375,7 @@ mod tests {
             own: ["10.20.50.1", "fd00:50::1"].map(|text| text.parse().unwrap()).to_vec(),
             clients: clients.iter().map(|(client, link)| (client.parse().unwrap(), *link)).collect(),
             max_connections: None,
+            sources: None,
         }
     }
 

@@ -335,6 +335,7 @@ fn table(wanted: &Encapsulation, foreign_remotes: &[IpAddr]) -> Table {
     Table {
         name: NFT_TABLE_ENCAPSULATION.to_owned(),
         sets,
+        timed: BTreeMap::new(),
         maps: BTreeMap::new(),
         chains: BTreeMap::from([("input".to_owned(), input), ("outgoing".to_owned(), outgoing)]),
     }

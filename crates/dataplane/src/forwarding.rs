@@ -163,7 +163,14 @@ pub fn mark_pods(is_dropped: bool) -> Result<Option<Applied>> {
     let chain = Chain { hook: Hook::FilterForward, priority: PRIORITY, rules };
     let chains = BTreeMap::from([("forward".to_owned(), chain)]);
     let (sets, maps) = (BTreeMap::new(), BTreeMap::new());
-    nft_table::apply(&Table { name: NFT_TABLE_FORWARD.to_owned(), sets, maps, chains }).map(Some)
+    nft_table::apply(&Table {
+        name: NFT_TABLE_FORWARD.to_owned(),
+        sets,
+        timed: BTreeMap::new(),
+        maps,
+        chains,
+    })
+    .map(Some)
 }
 
 /// `meta mark set meta mark | 0x10`

@@ -82,5 +82,11 @@ fn table(wanted: &Masquerade) -> Table {
     }
     let chain = Chain { hook: Hook::NatPostrouting, priority: PRIORITY, rules };
     let chains = BTreeMap::from([("postrouting".to_owned(), chain)]);
-    Table { name: NFT_TABLE_MASQUERADE.to_owned(), sets, maps: BTreeMap::new(), chains }
+    Table {
+        name: NFT_TABLE_MASQUERADE.to_owned(),
+        sets,
+        timed: BTreeMap::new(),
+        maps: BTreeMap::new(),
+        chains,
+    }
 }

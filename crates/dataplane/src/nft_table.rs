@@ -1,7 +1,10 @@
 //! A whole nftables table of ours: what differs between the desired and the present one, applied in one transaction.
 
-use fairlead_netlink::nftables::{self, Elements, Table, TableState};
+use std::collections::BTreeMap;
+
+use fairlead_netlink::nftables::{self, Elements, Table, TableState, TimedSet};
 use fairlead_netlink::{Error, Family, Message, Result, Socket};
+use nix::libc;
 
 /// What had to be done to a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +56,37 @@ impl Keeper {
         }
         self.socket = Some(socket);
         Ok(applied)
+    }
+
+    /// Makes these the elements of sets of addresses with times; `false` if the table is not in place, so that [`Self::apply`] has to make it.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(crate) fn replace_timed(&mut self, table: &str, sets: &BTreeMap<String, TimedSet>) -> Result<bool> {
+        let mut socket = self.take_socket()?;
+        let generation = nftables::generation(&mut socket)?;
+        let mut messages = Vec::new();
+        for (name, set) in sets {
+            messages.extend(nftables::replace_timed(table, name, set)?);
+        }
+        match nftables::commit(&mut socket, &messages) {
+            Ok(()) => {}
+            Err(Error::Refused { errno: libc::ENOENT, .. }) => {
+                self.done = None;
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        }
+        let expected = generation.wrapping_add(1);
+        let is_alone = nftables::generation(&mut socket)? == expected;
+        // What was known is still there if this was the only change since.
+        self.done = self
+            .done
+            .take()
+            .filter(|(_, at)| *at == generation && is_alone)
+            .map(|(state, _)| (state, expected));
+        self.socket = Some(socket);
+        Ok(true)
     }
 
     /// Whether no program has changed nftables since the last [`Self::apply`].

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fairlead_cluster::subsystem::Readiness;
+use fairlead_dataplane::egress_gateway::SourceTable;
 use fairlead_fou::ClientTraffic;
 use fairlead_netlink::conntrack::{self, Statistics};
 use fairlead_netlink::route::{Change, Subscription};
@@ -79,6 +80,7 @@ pub(crate) async fn watch_kernel(changed: mpsc::Sender<()>) -> anyhow::Result<()
 pub(crate) struct DataPath {
     shared: Arc<Shared>,
     settings: PlaneSettings,
+    table: SourceTable,
     status: Arc<Status>,
     metrics: Metrics,
     /// Taken along into the threads that talk to the kernel.
@@ -103,12 +105,14 @@ impl DataPath {
     pub(crate) fn new(
         shared: Arc<Shared>,
         settings: PlaneSettings,
+        table: SourceTable,
         status: Arc<Status>,
         metrics: Metrics,
     ) -> Self {
         Self {
             shared,
             settings,
+            table,
             status,
             metrics,
             plane: None,
@@ -126,12 +130,14 @@ impl DataPath {
         }
         let (mut version, mut destinations) = (self.shared.version(), self.shared.destinations());
         let mut options = self.shared.options();
+        let mut sources = self.shared.sources();
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             version.mark_unchanged();
             destinations.mark_unchanged();
             options.mark_unchanged();
+            sources.mark_unchanged();
             if !self.apply().await {
                 tokio::time::sleep(RETRY).await;
                 continue;
@@ -142,6 +148,7 @@ impl DataPath {
                     _ = version.changed() => break,
                     _ = destinations.changed() => break,
                     _ = options.changed() => break,
+                    _ = sources.changed() => break,
                     Some(()) = kernel.recv() => {
                         tokio::time::sleep(DEBOUNCE).await;
                         break;
@@ -160,10 +167,10 @@ impl DataPath {
     /// Applies what is desired; whether that succeeded.
     async fn apply(&mut self) -> bool {
         let (version, desired) = self.shared.desired();
-        let (settings, plane) = (self.settings.clone(), self.plane.take());
+        let (settings, plane, table) = (self.settings.clone(), self.plane.take(), self.table.clone());
         let work = move || {
             let faults = plane::prepare_host(&settings);
-            let mut plane = match plane.map_or_else(|| Plane::open(settings), Ok) {
+            let mut plane = match plane.map_or_else(|| Plane::open(settings, table), Ok) {
                 Ok(plane) => plane,
                 Err(error) => return (None, faults, Err(error)),
             };

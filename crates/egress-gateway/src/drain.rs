@@ -14,18 +14,25 @@ use crate::shared::Shared;
 
 /// How often flows are counted.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// How long node programs may take to follow a source address to another gateway.
+const HANDOVER: Duration = Duration::from_secs(2);
 /// With more tracked connections than this, there are flows; they are not listed, which would take memory.
 const MANY: u64 = 16_384;
 
-/// Tells node programs, then waits until no client has a flow, the time is over or another signal comes.
+/// Tells node programs, then waits until no client has a flow, other gateways hold all source addresses, the time is over or another signal comes.
 pub(crate) async fn drain(
     shared: &Arc<Shared>,
     limit: Duration,
     mut signals: impl Stream<Item = ()> + Unpin,
 ) {
-    shared.set_draining();
+    shared.drain();
     let start = Instant::now();
     loop {
+        if shared.condition().standby {
+            // Node programs send them there as soon as both gateways have said so.
+            tokio::time::sleep(HANDOVER).await;
+            return tracing::info!("flows go on at the gateways that hold the source addresses now");
+        }
         let clients = shared.desired().1.clients;
         let flows = tokio::task::spawn_blocking(move || flows(&clients)).await.unwrap_or(None);
         if flows == Some(0) {

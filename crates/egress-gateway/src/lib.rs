@@ -7,6 +7,7 @@
 //! * [`peers`]: the other gateways of the Egress, and connections to them.
 //! * [`sync`]: copies of tracked connections among them.
 //! * `watches`: the Egress, and which addresses are inside of the cluster.
+//! * `holds`: source addresses that this gateway holds, agreed with the others of the Egress (`peers`).
 //! * `data_path`: the task that compares the kernel with the desired state and mends it. `drain`: waits for the last flow before the program
 //!   ends.
 //! * `clients`, `connections`, `exhaustion`: who uses the gateway how much, who used an address and port outside, and whether ports or the
@@ -24,6 +25,7 @@ mod drain;
 mod exhaustion;
 pub mod facts;
 mod health;
+mod holds;
 mod metrics;
 pub mod peers;
 pub mod plane;
@@ -44,6 +46,7 @@ use fairlead_cluster::http::{Limits, MetricsAddress, Plain};
 use fairlead_cluster::requests::{RequestMetrics, counting_client};
 use fairlead_cluster::subsystem::{Readiness, Supervisor};
 use fairlead_cluster::{http, metrics as exposition, process};
+use fairlead_dataplane::egress_gateway::SourceTable;
 use fairlead_egress::EgressName;
 use fairlead_egress::registration::audience;
 use futures::{Stream, StreamExt as _};
@@ -63,6 +66,8 @@ use crate::watches::Watches;
 
 /// How long clients of an earlier process that are on no known Node are kept.
 const GRACE: Duration = Duration::from_secs(60);
+/// The subsystem that holds source addresses.
+const SOURCE_ADDRESSES: &str = "source addresses";
 /// How long tasks may take to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -148,7 +153,21 @@ async fn run_with(
     let watch = connections::watch(Arc::clone(&shared), known, metrics.clone());
     supervisor.subsystem("connections").spawn("events", watch);
     let stopping = CancellationToken::new();
-    start_watches(&mut supervisor, &client, &settings, &shared, &metrics);
+    let table = tokio::task::spawn_blocking(SourceTable::adopt).await.context("cannot read nftables")??;
+    start_watches(&mut supervisor, &client, &settings, &shared, &table, &metrics);
+    let sources = holds::start::Context {
+        client: client.clone(),
+        egress: settings.egress.clone(),
+        pod: settings.pod.clone(),
+        addresses: settings.addresses.clone(),
+        shared: Arc::clone(&shared),
+        table,
+        metrics: metrics.holds.clone(),
+        sync_metrics: metrics.copies.clone(),
+    };
+    supervisor
+        .subsystem(SOURCE_ADDRESSES)
+        .spawn_graceful("source addresses", |stop| holds::start::run(sources, stop));
     start_server(&mut supervisor, client, &settings, &shared, &metrics, &stopping)?;
 
     // Last: before, it would not know what is not ready.
@@ -165,7 +184,7 @@ async fn run_with(
         }
     }
     stopping.cancel();
-    supervisor.shutdown(&["registration"], STOP_TIMEOUT).await;
+    supervisor.shutdown(&[SOURCE_ADDRESSES, "registration"], STOP_TIMEOUT).await;
     ended.map(drop).map_err(Into::into)
 }
 
@@ -175,13 +194,14 @@ fn start_watches(
     client: &Client,
     settings: &Settings,
     shared: &Arc<Shared>,
+    table: &SourceTable,
     metrics: &Metrics,
 ) {
     let caches = supervisor.subsystem("caches");
     let watches = Arc::new(Watches::start(caches, client, &settings.egress));
     caches.readiness(Arc::clone(&watches) as Arc<dyn Readiness>);
     let (known, is_known) = watch::channel(false);
-    caches.spawn("cluster", follow(watches, Arc::clone(shared), known));
+    caches.spawn("cluster", follow(watches, Arc::clone(shared), table.clone(), known));
     let grace = Arc::clone(shared);
     caches.spawn("grace period", async move {
         tokio::time::sleep(GRACE).await;
@@ -203,12 +223,12 @@ fn start_watches(
     // One notification: it stands for all.
     let (changed, changes) = mpsc::channel(1);
     subsystem.spawn("kernel changes", watch_kernel(changed));
-    let data_path = DataPath::new(Arc::clone(shared), plane, status, metrics.clone());
+    let data_path = DataPath::new(Arc::clone(shared), plane, table.clone(), status, metrics.clone());
     subsystem.spawn("kernel", data_path.run(is_known, changes));
 }
 
 /// Hands on what the watches say. Where they say nothing of use, what was said last counts.
-async fn follow(watches: Arc<Watches>, shared: Arc<Shared>, known: watch::Sender<bool>) {
+async fn follow(watches: Arc<Watches>, shared: Arc<Shared>, table: SourceTable, known: watch::Sender<bool>) {
     let mut seen = 0;
     let mut last = None;
     let mut invalid = Vec::new();
@@ -221,6 +241,13 @@ async fn follow(watches: Arc<Watches>, shared: Arc<Shared>, known: watch::Sender
                     invalid = cluster.invalid;
                 }
                 shared.set_options(cluster.options);
+                if let (Some(slots), false) = (&cluster.slots, *known.borrow()) {
+                    // The data path begins with what an earlier process held.
+                    let held = table.held();
+                    shared.set_standby(held.is_empty());
+                    shared.set_sources(Some(holds::sources(slots, &held)));
+                }
+                shared.set_slots(cluster.slots);
                 shared.set_destinations(cluster.destinations);
                 shared.registry(|registry| registry.set_facts(cluster.facts));
                 known.send_replace(true);

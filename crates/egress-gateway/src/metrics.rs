@@ -19,9 +19,11 @@ use prometheus_client::registry::Registry;
 
 use crate::clients::{ClientUse, Load, in_metrics};
 use crate::health::Outcome;
+use crate::holds::metrics::HoldMetrics;
 use crate::probes::NO_TARGET_ANSWERS;
 use crate::registry::Refusal;
 use crate::review::Rejected;
+use crate::sync::SyncMetrics;
 
 /// What Coil's metrics of the gateway itself are labelled with.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -52,6 +54,10 @@ pub(crate) struct Metrics {
     probes: Family<ResultLabel, Counter>,
     unhealthy: Family<ReasonLabel, Gauge>,
     left_out: Counter,
+    /// Source addresses.
+    pub(crate) holds: HoldMetrics,
+    /// Copies of connections.
+    pub(crate) copies: SyncMetrics,
     snapshot: Arc<Mutex<Snapshot>>,
 }
 
@@ -122,6 +128,8 @@ impl Metrics {
                 "Connections that /connections does not know, since too many are open",
                 Counter::default(),
             ),
+            holds: HoldMetrics::register(ours),
+            copies: SyncMetrics::register(ours),
             snapshot: Arc::default(),
         };
         for outcome in Outcome::ALL {
@@ -246,7 +254,7 @@ impl Collector for Collected {
         ] {
             let of = |(family, it): (&IpFamily, &GatewayTraffic)| {
                 let mut labels = self.labels();
-                labels.push(("protocol", if *family == IpFamily::V4 { "ipv4" } else { "ipv6" }.to_owned()));
+                labels.push(("protocol", protocol(*family)));
                 let values = [
                     it.masqueraded.packets,
                     it.masqueraded.bytes,
@@ -258,6 +266,21 @@ impl Collector for Collected {
             };
             to.counters(what, help, &traffic.iter().map(of).collect::<Vec<_>>())?;
         }
+        let not_held = |(family, it): (&IpFamily, &GatewayTraffic)| {
+            [("in", it.not_held_in.packets), ("out", it.not_held_out.packets)].map(|(direction, packets)| {
+                let labels = vec![("protocol", protocol(*family)), ("direction", direction.to_owned())];
+                (labels, packets)
+            })
+        };
+        let help = "Packets dropped because the gateway does not hold the source address that they have";
+        to.counters(
+            "nftables_not_held_packets",
+            help,
+            &traffic.iter().flat_map(not_held).collect::<Vec<_>>(),
+        )?;
+        let standby = traffic.values().map(|it| it.standby.packets).fold(0u64, u64::saturating_add);
+        let help = "Packets of clients dropped because the gateway holds no source address of an Egress that has some";
+        to.counters("nftables_standby_packets", help, &[(Labels::new(), standby)])?;
         if let Some((count, limit)) = connections {
             to.gauges("nf_conntrack_entries_count", "Tracked connections", &[(self.labels(), count)])?;
             to.gauges(
@@ -283,6 +306,14 @@ impl Collector for Collected {
         to.gauges("adopted_client_addresses", help, &[(Labels::new(), adopted)])?;
         to.gauges("registration_streams", "Node programs that are connected", &[(Labels::new(), streams)])
     }
+}
+
+fn protocol(family: IpFamily) -> String {
+    match family {
+        IpFamily::V4 => "ipv4",
+        IpFamily::V6 => "ipv6",
+    }
+    .to_owned()
 }
 
 struct Writer<'a, 'b>(&'a mut DescriptorEncoder<'b>);
@@ -355,6 +386,9 @@ mod tests {
         metrics.hello(None);
         metrics.hello(Some(&Rejected::NoNode));
         metrics.applied(Some(3));
+        let held = fairlead_egress::hold::Held { term: 7, until: std::time::Duration::ZERO };
+        metrics.holds.set(&[(1, held)].into(), None);
+        metrics.holds.taken(fairlead_egress::hold::Cause::Failure);
         metrics.set(Snapshot {
             traffic: IpFamily::BOTH.map(|family| (family, GatewayTraffic::default())).into(),
             connections: Some((5, 100)),
@@ -396,6 +430,9 @@ mod tests {
             "coil_egress_rejected_connections_total{namespace=\"n\",pod=\"p\",egress=\"e\",protocol=\"ipv4\"} 0",
             "coil_egress_unhealthy{reason=\"NoTargetAnswers\"} 0",
             "coil_egress_node_client_pods{node=\"n1\"} 2",
+            "coil_egress_held_source_slots 1",
+            "coil_egress_source_slot_term{slot=\"1\"} 7",
+            "coil_egress_source_slots_taken_total{cause=\"failure\"} 1",
         ] {
             assert!(text.lines().any(|it| it == line), "{line}: {text}");
         }

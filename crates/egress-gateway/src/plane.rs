@@ -11,7 +11,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use fairlead_address::IpFamily;
 use fairlead_api::fou::is_link_name;
-use fairlead_dataplane::egress_gateway::{self, Applier, GatewayRouting, GatewayTraffic};
+use fairlead_dataplane::egress_gateway::{
+    self, Applier, GatewayRouting, GatewayTraffic, SourceTable, Sources,
+};
 use fairlead_dataplane::uplink::{forward_in_gateway, forwards, is_reverse_path_strict};
 use fairlead_fou::{ClientTraffic, Counters, Peer, Settings, TunnelLink, Tunnels, link_mtu, link_name};
 use fairlead_netlink::route::{KIND_IFB, KIND_IP6TNL, KIND_IPIP, Link, RouteSocket, delete_link};
@@ -39,6 +41,8 @@ pub struct Desired {
     pub destinations: BTreeMap<IpNet, bool>,
     /// How many connections a client may have at a time.
     pub max_connections: Option<u32>,
+    /// Source addresses that float among the gateways, if the Egress has some.
+    pub sources: Option<Sources>,
 }
 
 /// What was done.
@@ -90,10 +94,10 @@ impl Plane {
     ///
     /// # Errors
     /// There is no uplink, the kernel lacks a feature, or the process a capability; the text says which.
-    pub fn open(settings: PlaneSettings) -> Result<Self> {
+    pub fn open(settings: PlaneSettings, table: SourceTable) -> Result<Self> {
         let uplink = uplink(&settings.uplink)?;
         let tunnels = load(&settings, &uplink)?;
-        Ok(Self { settings, tunnels, routing: Applier::default(), done: None, peers: BTreeMap::new() })
+        Ok(Self { settings, tunnels, routing: Applier::new(table), done: None, peers: BTreeMap::new() })
     }
 
     /// Brings the kernel to what is desired; sends nothing when nothing differs. A client loses its way in first, and gets it last.
@@ -164,12 +168,16 @@ impl Plane {
         all.extend(links.clone());
         changes = changes.saturating_add(self.tunnels.set_links(&all)?);
         changes = changes.saturating_add(self.tunnels.set_allowed(&desired.destinations)?);
+        let floating = desired.sources.as_ref().map(|sources| sources.floating.clone()).unwrap_or_default();
+        // Whether it may be used now is for nftables, which keeps the time.
+        changes = changes.saturating_add(self.tunnels.set_sources(&floating)?);
         let routing = GatewayRouting {
             uplink: uplink.name.clone(),
             uplink_mtu: uplink.mtu,
             own: self.settings.own.clone(),
             clients,
             max_connections: desired.max_connections,
+            sources: desired.sources.clone(),
         };
         changes = changes.saturating_add(self.routing.apply(&routing)?);
         changes = changes.saturating_add(self.tunnels.set_peers(&peers)?);

@@ -3,17 +3,20 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-use fairlead_wire::egress::State;
+use fairlead_dataplane::egress_gateway::Sources;
+use fairlead_wire::egress::{self as wire, State};
 use ipnet::IpNet;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::facts;
+use crate::holds::{self, Condition, SlotAddresses};
 use crate::plane::Desired;
 use crate::registry::{Reason, Refusal, Registry, StreamId};
-use fairlead_egress::options::Options;
 use crate::sync::Addresses;
+use fairlead_egress::options::Options;
 
 /// Longest text of a kernel's refusal that is sent.
 const MAX_MESSAGE: usize = 500;
@@ -27,21 +30,25 @@ pub(crate) struct InPlace {
     pub(crate) refused: Arc<BTreeMap<IpAddr, String>>,
 }
 
-/// What holds of this gateway, of which node programs are told one thing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Conditions {
-    is_draining: bool,
-    is_unhealthy: bool,
+/// A source address that this gateway holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HeldAddress {
+    pub(crate) address: IpAddr,
+    pub(crate) term: u64,
+    /// Until when, unless that is said again.
+    pub(crate) until: Instant,
 }
 
-impl Conditions {
-    /// One that drains takes no new flows whatever other gateways do, so this comes first.
-    fn state(self) -> State {
-        match self {
-            Self { is_draining: true, .. } => State::Draining,
-            Self { is_unhealthy: true, .. } => State::Unhealthy,
-            _ => State::Ready,
-        }
+impl HeldAddress {
+    /// As node programs are told now; `None` if it is over.
+    pub(crate) fn to_wire(self, now: Instant) -> Option<wire::Hold> {
+        let address = match self.address {
+            IpAddr::V4(address) => address.octets().to_vec(),
+            IpAddr::V6(address) => address.octets().to_vec(),
+        };
+        let left = self.until.checked_duration_since(now)?.as_millis();
+        let valid_milliseconds = u32::try_from(left).unwrap_or(u32::MAX);
+        (left > 0).then_some(wire::Hold { address, term: self.term, valid_milliseconds })
     }
 }
 
@@ -50,12 +57,18 @@ pub(crate) struct Shared {
     registry: Mutex<Registry>,
     destinations: watch::Sender<Arc<BTreeMap<IpNet, bool>>>,
     options: watch::Sender<Arc<Options>>,
+    /// Source addresses, as far as the data path needs to know.
+    sources: watch::Sender<Option<Sources>>,
+    /// Those that the gateway holds.
+    held: watch::Sender<Arc<Vec<HeldAddress>>>,
     /// The version of the registry.
     version: watch::Sender<u64>,
     in_place: watch::Sender<InPlace>,
-    conditions: Mutex<Conditions>,
-    /// What the conditions say.
+    condition: Mutex<Condition>,
+    /// What the condition says.
     state: watch::Sender<State>,
+    /// `None` without source addresses.
+    slots: watch::Sender<SlotAddresses>,
     streams: Mutex<BTreeMap<String, (StreamId, CancellationToken)>>,
 }
 
@@ -66,9 +79,12 @@ impl Shared {
             registry: Mutex::new(registry),
             destinations: watch::Sender::default(),
             options: watch::Sender::default(),
+            sources: watch::Sender::default(),
+            held: watch::Sender::default(),
             in_place: watch::Sender::default(),
-            conditions: Mutex::default(),
+            condition: Mutex::default(),
             state: watch::Sender::new(State::Ready),
+            slots: watch::Sender::default(),
             streams: Mutex::default(),
         }
     }
@@ -119,16 +135,39 @@ impl Shared {
         });
     }
 
+    pub(crate) fn set_sources(&self, sources: Option<Sources>) {
+        self.sources.send_if_modified(|known| {
+            let is_new = *known != sources;
+            *known = sources;
+            is_new
+        });
+    }
+
     pub(crate) fn options(&self) -> watch::Receiver<Arc<Options>> {
         self.options.subscribe()
+    }
+
+    pub(crate) fn sources(&self) -> watch::Receiver<Option<Sources>> {
+        self.sources.subscribe()
+    }
+
+    /// Every call is sent to node programs, also one that says the same.
+    pub(crate) fn set_held(&self, held: Vec<HeldAddress>) {
+        self.held.send_replace(Arc::new(held));
+    }
+
+    pub(crate) fn held(&self) -> watch::Receiver<Arc<Vec<HeldAddress>>> {
+        self.held.subscribe()
     }
 
     /// What the data path should be, and the version of the registry that says so.
     pub(crate) fn desired(&self) -> (u64, Desired) {
         let destinations = BTreeMap::clone(&self.destinations.borrow());
         let max_connections = self.options.borrow().max_connections;
+        let sources = self.sources.borrow().clone();
         let registry = self.locked();
-        (registry.version(), Desired { clients: registry.addresses(), destinations, max_connections })
+        let clients = registry.addresses();
+        (registry.version(), Desired { clients, destinations, max_connections, sources })
     }
 
     pub(crate) fn set_in_place(&self, in_place: InPlace) {
@@ -140,20 +179,52 @@ impl Shared {
     }
 
     /// The gateway ends when its flows have.
-    pub(crate) fn set_draining(&self) {
-        self.change(|conditions| conditions.is_draining = true);
+    pub(crate) fn drain(&self) {
+        self.change(|condition| condition.draining = true);
+    }
+
+    /// It has source addresses and holds none of them.
+    pub(crate) fn set_standby(&self, standby: bool) {
+        self.change(|condition| condition.standby = standby);
     }
 
     /// Whether what the Egress has probed answers.
     pub(crate) fn set_healthy(&self, is_healthy: bool) {
-        self.change(|conditions| conditions.is_unhealthy = !is_healthy);
+        self.change(|condition| condition.unhealthy = !is_healthy);
     }
 
-    fn change(&self, change: impl FnOnce(&mut Conditions)) {
-        let mut conditions = self.conditions.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut conditions);
-        let state = conditions.state();
-        self.state.send_if_modified(|known| std::mem::replace(known, state) != state);
+    fn change(&self, change: impl FnOnce(&mut Condition)) {
+        let mut condition = self.condition.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut condition);
+        let wanted = holds::state(*condition);
+        self.state.send_if_modified(|state| std::mem::replace(state, wanted) != wanted);
+    }
+
+    /// What keeps it from getting new connections.
+    pub(crate) fn condition(&self) -> Condition {
+        *self.condition.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The Egress has no source addresses any more.
+    pub(crate) fn clear_sources(&self) {
+        self.set_held(Vec::new());
+        self.set_sources(None);
+        self.set_standby(false);
+    }
+
+    /// The addresses of slots, as the status of the Egress says.
+    pub(crate) fn set_slots(&self, slots: Option<Vec<Vec<IpAddr>>>) {
+        self.slots.send_if_modified(|known| {
+            let is_new = known.as_deref() != slots.as_ref();
+            if is_new {
+                *known = slots.map(Arc::new);
+            }
+            is_new
+        });
+    }
+
+    pub(crate) fn slots(&self) -> watch::Receiver<SlotAddresses> {
+        self.slots.subscribe()
     }
 
     pub(crate) fn state(&self) -> watch::Receiver<State> {

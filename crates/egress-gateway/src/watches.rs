@@ -13,6 +13,7 @@ use fairlead_cluster::lean;
 use fairlead_cluster::subsystem::{Readiness, Subsystem};
 use fairlead_egress::EgressName;
 use fairlead_egress::destinations::prefixes;
+use fairlead_egress::sources;
 use futures::future::select_all;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
@@ -142,6 +143,8 @@ pub(crate) struct Cluster {
     pub(crate) options: Options,
     /// Which of its targets cannot be probed.
     pub(crate) invalid: Vec<InvalidTarget>,
+    /// The addresses of each slot of source addresses, if the Egress has some.
+    pub(crate) slots: Option<Vec<Vec<IpAddr>>>,
 }
 
 impl Watches {
@@ -229,7 +232,9 @@ impl Watches {
         cluster.extend(self.pools.store.state().iter().flat_map(|pool| pool.others.clone()));
         cluster.extend(self.services.store.state().iter().flat_map(|range| range.others.clone()));
         let (options, invalid) = Options::read(&egress.spec);
-        Ok(Cluster { facts, destinations: facts::destinations(wanted, cluster), options, invalid })
+        let slots = sources::permitted(&egress.spec, egress.status.as_ref());
+        let destinations = facts::destinations(wanted, cluster);
+        Ok(Cluster { facts, destinations, options, invalid, slots })
     }
 
     /// What has not arrived yet. Where a resource does not exist, there are no objects of it.

@@ -5,6 +5,7 @@
 use std::thread;
 use std::time::Duration;
 
+use fairlead_dataplane::egress_gateway::SourceTable;
 use fairlead_egress_gateway::plane::{Desired, Plane, PlaneSettings, earlier_clients};
 use fairlead_fou::{Counter, link_name};
 use testbed_netns::coil::{self, Network, SourcePort, families};
@@ -37,11 +38,12 @@ fn taken_over(port: SourcePort) {
     };
     let everything = ["0.0.0.0/0", "::/0"].map(|prefix| (prefix.parse().unwrap(), true));
     let plane = gateway.run(|| {
-        let mut plane = Plane::open(settings).unwrap();
+        let mut plane = Plane::open(settings, SourceTable::default()).unwrap();
         let desired = Desired {
             clients: earlier_clients().unwrap().into_iter().collect(),
             destinations: everything.into(),
             max_connections: None,
+            sources: None,
         };
         let applied = plane.apply(&desired).unwrap();
         println!("{port:?}: {} changes", applied.changes);

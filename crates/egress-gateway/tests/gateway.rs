@@ -2,6 +2,7 @@
 #![cfg(test)]
 
 mod bed;
+mod source_addresses;
 mod uses;
 
 use std::io::{Read, Write};

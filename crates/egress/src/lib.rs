@@ -4,11 +4,13 @@
 //! * [`destinations`]: the prefixes of an Egress.
 //! * [`client`]: rules, routes and links of a client pod.
 //! * [`choice`]: the gateway of a client or of a flow, among those that are ready.
+//! * [`hold`]: which gateway holds a source address.
 //! * [`options`]: what an Egress asks of its gateways beside destinations.
 //! * [`lookup`]: how a gateway is asked who used an address and port.
 //! * [`objects`]: Deployment, Service and the other objects of an Egress, to be applied.
 //! * [`registration`]: which token a gateway accepts.
 //! * [`selectors`]: the pods that an Egress selects by their labels.
+//! * [`sources`]: source addresses that float among gateways: who may have them, and their Leases.
 //! * [`status`]: what the status of an Egress says.
 //!
 //! Everything is pure. The values come from watches of the controller and of the node program, which act on the results:
@@ -19,11 +21,13 @@ pub mod annotation;
 pub mod choice;
 pub mod client;
 pub mod destinations;
+pub mod hold;
 pub mod lookup;
 pub mod objects;
 pub mod options;
 pub mod registration;
 pub mod selectors;
+pub mod sources;
 pub mod status;
 
 use std::fmt;

@@ -1,6 +1,6 @@
 //! What the status of an Egress says.
 
-use fairlead_api::resources::{Egress, EgressStatus};
+use fairlead_api::resources::{Egress, EgressSourceAddress, EgressStatus};
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -92,6 +92,7 @@ pub fn due(
     deployment: Option<&Deployment>,
     finding: &Finding,
     ranges: Option<&[String]>,
+    source_addresses: Vec<EgressSourceAddress>,
     now: Time,
 ) -> Option<EgressStatus> {
     let present = egress.status.clone().unwrap_or_default();
@@ -103,8 +104,8 @@ pub fn due(
     let mut conditions = vec![condition(READY, finding)];
     conditions.extend(selectors(egress).map(|finding| condition(SELECTORS_VALID, &finding)));
     let wanted = EgressStatus {
-        source_addresses: Vec::new(),
         cluster_ranges: ranges.map(<[String]>::to_vec).or_else(|| present.cluster_ranges.clone()),
+        source_addresses,
         replicas: Some(available(deployment.and_then(|deployment| deployment.status.as_ref()))),
         selector: Some(selector(name)),
         conditions,
@@ -113,6 +114,7 @@ pub fn due(
     let is_there = has(&present) == has(&wanted)
         && present.cluster_ranges == wanted.cluster_ranges
         && (present.replicas, &present.selector) == (wanted.replicas, &wanted.selector)
+        && present.source_addresses == wanted.source_addresses
         && wanted.conditions.iter().all(|condition| present.conditions.contains(condition));
     (!is_there).then_some(wanted)
 }
@@ -226,7 +228,7 @@ mod tests {
     fn a_status_is_written_once_and_its_time_changes_with_it() {
         let gateways = deployment(&json!({ "availableReplicas": 1, "replicas": 2 }));
         let finding = Finding::of(&egress(&json!({})), Some(&gateways));
-        let status = due(&egress(&json!({})), Some(&gateways), &finding, None, at(1)).unwrap();
+        let status = due(&egress(&json!({})), Some(&gateways), &finding, None, Vec::new(), at(1)).unwrap();
         assert_eq!(status.replicas, Some(1));
         let selector =
             "app.kubernetes.io/component=egress,app.kubernetes.io/instance=nat,app.kubernetes.io/name=coil";
@@ -236,9 +238,9 @@ mod tests {
             ("True", Some(3))
         );
         let written = egress(&json!(status));
-        assert_eq!(due(&written, Some(&gateways), &finding, None, at(2)), None);
+        assert_eq!(due(&written, Some(&gateways), &finding, None, Vec::new(), at(2)), None);
         let taken = Finding::problem("NameTaken", "why".to_owned());
-        let status = due(&written, Some(&gateways), &taken, None, at(3)).unwrap();
+        let status = due(&written, Some(&gateways), &taken, None, Vec::new(), at(3)).unwrap();
         assert_eq!(
             (status.conditions[0].reason.as_str(), &status.conditions[0].last_transition_time),
             ("NameTaken", &at(3))
@@ -255,22 +257,22 @@ mod tests {
         };
         select(&mut of, "exists");
         let finding = Finding::of(&of, None);
-        let status = due(&of, None, &finding, None, at(1)).unwrap();
+        let status = due(&of, None, &finding, None, Vec::new(), at(1)).unwrap();
         let said: Vec<_> =
             status.conditions.iter().map(|it| (it.type_.as_str(), it.reason.as_str())).collect();
         assert_eq!(said, [("Ready", "NoneAvailable"), ("SelectorsValid", "SelectorInvalid")]);
         assert!(status.conditions[1].message.contains("\"exists\""), "{status:?}");
         of.status = Some(status);
-        assert_eq!(due(&of, None, &finding, None, at(2)), None);
+        assert_eq!(due(&of, None, &finding, None, Vec::new(), at(2)), None);
         select(&mut of, "Exists");
-        let status = due(&of, None, &finding, None, at(2)).unwrap();
+        let status = due(&of, None, &finding, None, Vec::new(), at(2)).unwrap();
         assert_eq!(
             (status.conditions[1].status.as_str(), status.conditions[1].reason.as_str()),
             ("True", "AllValid")
         );
         of.status = Some(status);
         of.spec.selectors = None;
-        assert_eq!(due(&of, None, &finding, None, at(3)).unwrap().conditions.len(), 1);
+        assert_eq!(due(&of, None, &finding, None, Vec::new(), at(3)).unwrap().conditions.len(), 1);
     }
 
     #[test]
@@ -278,13 +280,16 @@ mod tests {
         let mut of = egress(&json!({}));
         let finding = Finding::of(&of, None);
         let ranges = ["100.64.0.0/10".to_owned()];
-        of.status = due(&of, None, &finding, None, at(1));
+        of.status = due(&of, None, &finding, None, Vec::new(), at(1));
         assert_eq!(of.status.as_ref().unwrap().cluster_ranges, None);
-        let status = due(&of, None, &finding, Some(&ranges), at(2)).unwrap();
+        let status = due(&of, None, &finding, Some(&ranges), Vec::new(), at(2)).unwrap();
         assert_eq!(status.cluster_ranges.as_deref(), Some(&ranges[..]));
         of.status = Some(status);
-        assert_eq!(due(&of, None, &finding, None, at(3)), None);
-        assert_eq!(due(&of, None, &finding, Some(&[]), at(3)).unwrap().cluster_ranges, Some(Vec::new()));
+        assert_eq!(due(&of, None, &finding, None, Vec::new(), at(3)), None);
+        assert_eq!(
+            due(&of, None, &finding, Some(&[]), Vec::new(), at(3)).unwrap().cluster_ranges,
+            Some(Vec::new())
+        );
     }
 
     #[test]
@@ -294,7 +299,7 @@ mod tests {
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         });
         let egress = egress(&json!({ "conditions": [condition] }));
-        let status = due(&egress, None, &Finding::of(&egress, None), None, at(1)).unwrap();
+        let status = due(&egress, None, &Finding::of(&egress, None), None, Vec::new(), at(1)).unwrap();
         assert_eq!((status.replicas, status.conditions[0].reason.as_str()), (Some(0), "NoneAvailable"));
     }
 }

@@ -182,6 +182,15 @@ struct {
 	__type(value, struct traffic);
 } fou_traffic SEC(".maps");
 
+/* Further source addresses with which packets may leave the uplink; the values mean nothing. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 64);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct addr);
+	__type(value, __u32);
+} fou_sources SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, COUNTERS);
@@ -664,18 +673,22 @@ static __always_inline int to_gateway(struct __sk_buff *skb, __be16 port)
 }
 
 /*
- * Whether a packet on the uplink has one of the own addresses as its source; negative if that cannot be read. Every
+ * Whether a packet on the uplink has one of the own or further addresses as its source; negative if that cannot be read. Every
  * fragment has its source, and segments share that of their packet. Unspecified sources (DHCP, duplicate address
  * detection) and link-local ones (neighbour discovery, listener reports) are no pod's, and no router forwards them.
  */
 static __always_inline int has_own_source(struct __sk_buff *skb, const struct settings *c)
 {
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		struct addr mapped = { { 0, 0, bpf_htonl(0xffff), 0 } };
 		__be32 src;
 
 		if (bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct iphdr, saddr), &src, sizeof(src)))
 			return -1;
-		return !src || src == c->own[0].w[3];
+		if (!src || src == c->own[0].w[3])
+			return 1;
+		mapped.w[3] = src;
+		return !!bpf_map_lookup_elem(&fou_sources, &mapped);
 	}
 	if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		struct addr src;
@@ -683,7 +696,7 @@ static __always_inline int has_own_source(struct __sk_buff *skb, const struct se
 		if (bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct ipv6hdr, saddr), &src, sizeof(src)))
 			return -1;
 		return is_zero(&src) || (src.w[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000) ||
-		       same(&src, &c->own[1]);
+		       same(&src, &c->own[1]) || bpf_map_lookup_elem(&fou_sources, &src);
 	}
 	return 1;
 }

@@ -56,6 +56,7 @@ pub(crate) struct Maps {
     pub(crate) flows: HashMap<MapData, FlowBytes, ChoiceBytes>,
     pub(crate) allowed: LpmTrie<MapData, AddressBytes, [u8; 4]>,
     pub(crate) traffic: PerCpuHashMap<MapData, AddressBytes, TrafficNumbers>,
+    pub(crate) sources: HashMap<MapData, AddressBytes, [u8; 4]>,
     pub(crate) counters: PerCpuArray<MapData, u64>,
 }
 
@@ -197,6 +198,7 @@ impl Maps {
             flows: take(named, "fou_flows")?,
             allowed: take(named, "fou_allowed")?,
             traffic: take(named, "fou_traffic")?,
+            sources: take(named, "fou_sources")?,
             counters: take(named, "fou_counters")?,
         })
     }
@@ -207,6 +209,7 @@ impl Maps {
         copy_hash(&mut old, "fou_links", &mut self.links)?;
         copy_hash(&mut old, "fou_peers", &mut self.peers)?;
         copy_hash(&mut old, "fou_services", &mut self.services)?;
+        copy_hash(&mut old, "fou_sources", &mut self.sources)?;
         let allowed = take::<LpmTrie<_, AddressBytes, [u8; 4]>>(&mut old, "fou_allowed");
         if let Some(allowed) = same_layout("fou_allowed", allowed) {
             let copied = allowed.iter().try_for_each(|entry| {

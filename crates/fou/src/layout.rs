@@ -36,7 +36,8 @@ pub struct Settings {
     pub drop_unknown: bool,
     /// The only source addresses with which packets may leave the uplink, besides unspecified and IPv6 link-local ones; others are
     /// dropped. Packets of a family without an address are all dropped. `None` lets every source out, as a client needs it. With
-    /// its own addresses here, a gateway sends no packet of a client whose source nothing has translated.
+    /// its own addresses here, a gateway sends no packet of a client whose source nothing has translated. See also
+    /// [`Tunnels::set_sources`](crate::Tunnels::set_sources).
     pub own: Option<DualStackAddrs>,
 }
 

@@ -206,6 +206,16 @@ impl Tunnels {
         self.loaded.maps.traffic.iter().map(of).collect()
     }
 
+    /// Sets all source addresses with which packets may leave the uplink besides those of [`Settings::own`], and returns the number of
+    /// changes.
+    ///
+    /// # Errors
+    /// There are more than 64, or the kernel refuses.
+    pub fn set_sources(&mut self, wanted: &BTreeSet<IpAddr>) -> Result<usize> {
+        let bytes = wanted.iter().map(|address| (layout::address(*address), 1u32.to_ne_bytes())).collect();
+        apply("the further source addresses", &mut self.loaded.maps.sources, &bytes)
+    }
+
     /// Sets all service addresses with their gateways, and returns the number of changes. The gateways of one service are replaced
     /// at once. Flows to a gateway that is no longer there get another one.
     ///

@@ -1,4 +1,4 @@
-//! nftables: one table of family `inet` with interval sets, maps of endpoints, base chains and rules (`linux/netfilter/nf_tables.h`).
+//! nftables: one table of family `inet` with interval sets, sets of addresses that vanish after a time, maps of endpoints, base chains and rules (`linux/netfilter/nf_tables.h`).
 //!
 //! A [`Table`] is the desired state, [`read`] returns a [`TableState`], the actual one; both have a [`TableShape`]
 //! (everything but the sets' elements), so that comparing is `==`. [`create`], [`delete`] and [`change_elements`] make
@@ -22,6 +22,7 @@ mod endpoints;
 mod expression;
 pub mod foreign;
 mod messages;
+mod timed;
 
 pub(crate) use dump::count;
 pub use dump::{RuleTraffic, counters, exists, generation, read};
@@ -31,6 +32,7 @@ pub use expression::{
     Expression, Header, Meta, STATE_INVALID, STATE_NEW, TCP_MAXIMUM_SEGMENT, TcpOption,
 };
 pub use messages::{change_elements, change_map, create, delete};
+pub use timed::{TimedSet, read_timed, replace_timed};
 
 /// What a map has: a port for each IPv4 address and port (`ipv4_addr . inet_service : inet_service`). It takes up to
 /// 16,384 elements; the kernel refuses more.
@@ -43,6 +45,8 @@ pub struct Table {
     pub name: String,
     /// Its sets by name.
     pub sets: BTreeMap<String, IntervalSet>,
+    /// Its sets of addresses that vanish after a time, by name. What they have is no part of [`TableState`]: it changes by itself.
+    pub timed: BTreeMap<String, TimedSet>,
     /// Its maps by name; sets and maps share one name space.
     pub maps: BTreeMap<String, EndpointMap>,
     /// Its chains by name.
@@ -71,6 +75,8 @@ pub enum Hook {
     FilterOutput,
     /// `type filter hook prerouting`: packets that came in, before they are routed.
     FilterPrerouting,
+    /// `type filter hook postrouting`: packets that leave.
+    FilterPostrouting,
     /// `type nat hook postrouting`: the first packet of each connection that leaves.
     NatPostrouting,
     /// `type route hook output`: packets of this host; they are routed again when their mark changes.
@@ -80,7 +86,11 @@ pub enum Hook {
 impl Hook {
     const fn kind(self) -> &'static str {
         match self {
-            Self::FilterForward | Self::FilterInput | Self::FilterOutput | Self::FilterPrerouting => "filter",
+            Self::FilterForward
+            | Self::FilterInput
+            | Self::FilterOutput
+            | Self::FilterPostrouting
+            | Self::FilterPrerouting => "filter",
             Self::NatPostrouting => "nat",
             Self::RouteOutput => "route",
         }
@@ -93,7 +103,7 @@ impl Hook {
             Self::FilterInput => 1,
             Self::FilterOutput => 3,
             Self::FilterPrerouting => 0,
-            Self::NatPostrouting => 4,
+            Self::FilterPostrouting | Self::NatPostrouting => 4,
             Self::RouteOutput => 3,
         }
     }
@@ -138,6 +148,8 @@ pub enum SetShape {
     Connections(IpFamily),
     /// Intervals of addresses.
     Intervals(IpFamily),
+    /// Addresses, each for a time.
+    Timed(IpFamily),
     /// Something this module does not make.
     Foreign,
 }
@@ -207,12 +219,13 @@ impl Table {
             rules: chain.rules.iter().map(|rule| Some(rule.fingerprint())).collect(),
         };
         let sets = self.sets.iter().map(|(name, set)| (name.clone(), SetShape::Intervals(set.family())));
+        let timed = self.timed.iter().map(|(name, set)| (name.clone(), SetShape::Timed(set.family)));
         let maps = self.maps.keys().map(|name| (name.clone(), SetShape::Endpoints));
         let counted = self.counted_sets().into_iter();
         let counted = counted.map(|(name, family)| (name.to_owned(), SetShape::Connections(family)));
         TableShape {
             flags: 0,
-            sets: sets.chain(maps).chain(counted).collect(),
+            sets: sets.chain(timed).chain(maps).chain(counted).collect(),
             chains: self.chains.iter().map(|(name, made)| (name.clone(), chain(made))).collect(),
         }
     }
@@ -244,6 +257,8 @@ const SET_INTERVAL: u32 = 4;
 const SET_DYNAMIC: u32 = 0x20;
 /// `NFT_SET_MAP`
 const SET_MAP: u32 = 8;
+/// `NFT_SET_TIMEOUT`
+const SET_TIMEOUT: u32 = 16;
 /// `NFT_SET_ELEM_INTERVAL_END`
 const ELEMENT_INTERVAL_END: u32 = 1;
 
@@ -305,5 +320,8 @@ mod element {
     pub(super) const KEY: u16 = 1;
     pub(super) const DATA: u16 = 2;
     pub(super) const FLAGS: u16 = 3;
+    /// In milliseconds: how long an element stays in all, and from now on.
+    pub(super) const TIMEOUT: u16 = 4;
+    pub(super) const EXPIRATION: u16 = 5;
     pub(super) const DATA_VALUE: u16 = 1;
 }

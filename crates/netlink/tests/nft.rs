@@ -25,6 +25,7 @@ fn table(expressions: Vec<Expression>) -> Table {
     Table {
         name: "probe".into(),
         sets: BTreeMap::from([("four".into(), intervals(IpFamily::V4, &["10.0.0.0/8"]))]),
+        timed: BTreeMap::new(),
         maps: BTreeMap::new(),
         chains: BTreeMap::from([("out".into(), chain)]),
     }

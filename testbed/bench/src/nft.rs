@@ -108,6 +108,7 @@ impl Ours {
         let table = Table {
             name: TABLE.to_owned(),
             sets: BTreeMap::from([(SET.to_owned(), elements)]),
+            timed: BTreeMap::new(),
             maps: BTreeMap::new(),
             chains: BTreeMap::new(),
         };

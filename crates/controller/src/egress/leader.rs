@@ -29,6 +29,7 @@ use tokio::sync::watch;
 
 use super::ranges::{self, Ranges};
 use super::reconcile::{Outcome, Reconciler};
+use super::source_addresses::SourceAddresses;
 use super::write::Writer;
 use super::{Metrics, Settings, costs};
 use crate::changes::Changes;
@@ -69,7 +70,9 @@ pub(super) fn start(subsystem: &mut Subsystem, client: &Client, settings: &Setti
     let budgets: Cache<PodDisruptionBudget> = cache(subsystem, "PodDisruptionBudgets", client, ours());
     let accounts: Cache<ServiceAccount> = cache(subsystem, "ServiceAccounts", client, ours());
     let bindings: Cache<ClusterRoleBinding> = cache(subsystem, "ClusterRoleBindings", client, binding);
-    let (ranges, changed_ranges) = ranges::start(subsystem, client);
+    let (cluster_ranges, changed_ranges) = ranges::start(subsystem, client);
+    let (sources, [leases, pods, roles, role_bindings, nodes, blocks, pools, ranges]) =
+        SourceAddresses::start(subsystem, client, &settings.source_addresses);
     let watches = [
         changed_ranges,
         egresses.subscribe(),
@@ -78,6 +81,14 @@ pub(super) fn start(subsystem: &mut Subsystem, client: &Client, settings: &Setti
         budgets.subscribe(),
         accounts.subscribe(),
         bindings.subscribe(),
+        leases,
+        pods,
+        roles,
+        role_bindings,
+        nodes,
+        blocks,
+        pools,
+        ranges,
     ];
     let stores = Stores {
         egresses: egresses.store,
@@ -97,7 +108,8 @@ pub(super) fn start(subsystem: &mut Subsystem, client: &Client, settings: &Setti
         image: settings.image.clone(),
         writer,
         stores,
-        ranges,
+        ranges: cluster_ranges,
+        sources,
         events,
         metrics: metrics.clone(),
         memories: BTreeMap::new(),
@@ -127,6 +139,7 @@ struct Leader {
     writer: Arc<Writer>,
     stores: Stores,
     ranges: watch::Receiver<Ranges>,
+    sources: SourceAddresses,
     events: EventPublisher,
     metrics: Metrics,
     /// By the UIDs of Egresses.
@@ -152,12 +165,14 @@ impl Leader {
             }
         }
         loop {
-            self.look().await;
+            let wait = self.look().await;
+            changes.resync = wait.unwrap_or(RESYNC_INTERVAL);
             changes.next().await;
         }
     }
 
-    async fn look(&mut self) {
+    /// Looks at all Egresses; returns when to look again at the latest, if that is soon.
+    async fn look(&mut self) -> Option<Duration> {
         let all = self.stores.egresses.state();
         let namespaces: BTreeSet<String> = all.iter().filter_map(|egress| egress.namespace()).collect();
         let shared = self.bind(&namespaces).await;
@@ -166,6 +181,9 @@ impl Leader {
             None => self.own_image().await,
         };
         self.forget(&all, &namespaces);
+        let decisions = self.sources.decide(&all);
+        self.sources.write(&self.writer, &all, &decisions).await;
+        let wait = SourceAddresses::wait(&decisions);
         let now = Instant::now();
         let due: Vec<Arc<Egress>> = all.into_iter().filter(|egress| self.is_due(egress, now)).collect();
         let uids: Vec<String> = due.iter().filter_map(|egress| egress.uid()).collect();
@@ -178,6 +196,7 @@ impl Leader {
             defaults,
             shared,
             self.ranges.borrow().clone(),
+            decisions,
         );
         let outcomes: Vec<_> = stream::iter(due)
             .map(|egress| {
@@ -197,6 +216,7 @@ impl Leader {
         for (egress, outcome) in outcomes {
             self.remember(&egress, outcome);
         }
+        wait
     }
 
     /// An Egress that is being deleted needs no objects: the garbage collector deletes them.

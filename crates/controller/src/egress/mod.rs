@@ -11,6 +11,7 @@ mod costs;
 mod leader;
 mod ranges;
 mod reconcile;
+mod source_addresses;
 mod write;
 
 use std::net::SocketAddr;
@@ -44,6 +45,8 @@ pub struct Settings {
     pub port: u16,
     /// The image of gateways; that of the first container of `pod` if not given.
     pub image: Option<String>,
+    /// The only prefixes in which Egresses may have source addresses.
+    pub source_addresses: Vec<ipnet::IpNet>,
     /// The pod of this replica, if it is known.
     pub pod: Option<OwnPod>,
 }

@@ -1,12 +1,14 @@
 //! One Egress: its objects and its status.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use fairlead_api::names::EGRESS_PROGRAM;
-use fairlead_api::resources::Egress;
+use fairlead_api::resources::{Egress, EgressSourceAddress};
 use fairlead_cluster::writes::is_stale;
 use fairlead_egress::objects::{Defaults, Objects, objects, service_account, take_back_ports};
+use fairlead_egress::sources;
 use fairlead_egress::status::{self, Finding};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -22,6 +24,7 @@ use serde_json::json;
 
 use super::leader::Stores;
 use super::ranges::Ranges;
+use super::source_addresses::Decision;
 use super::write::{Failure, MANAGER, Writer};
 
 /// What came of a look at an Egress.
@@ -42,6 +45,8 @@ pub(super) struct Reconciler {
     shared: Option<Finding>,
     /// Of the cluster, for the status.
     ranges: Ranges,
+    /// Source addresses, by the UIDs of Egresses.
+    sources: BTreeMap<String, Decision>,
 }
 
 /// What an Egress has of each kind.
@@ -59,8 +64,9 @@ impl Reconciler {
         defaults: Defaults,
         shared: Option<Finding>,
         ranges: Ranges,
+        sources: BTreeMap<String, Decision>,
     ) -> Self {
-        Self { client, writer, stores, defaults, shared, ranges }
+        Self { client, writer, stores, defaults, shared, ranges, sources }
     }
 
     pub(super) async fn reconcile(&self, egress: &Egress) -> Outcome {
@@ -80,8 +86,13 @@ impl Reconciler {
             Err(error) => Some(Finding::problem(error.reason(), error.to_string())),
         };
         let problem = problem.or_else(|| self.shared.clone());
-        let written = self.write_status(egress, problem.as_ref()).await;
-        Outcome { is_done: problem.is_none() && written, problem }
+        // What is refused is no failure: the gateways are as the Egress says otherwise, and another attempt changes nothing.
+        let is_done = problem.is_none();
+        let decision = egress.metadata.uid.as_ref().and_then(|uid| self.sources.get(uid));
+        let problem = problem.or_else(|| decision?.finding());
+        let said = decision.map(|it| sources::status(&it.plan.slots, &it.plan.holders)).unwrap_or_default();
+        let written = self.write_status(egress, problem.as_ref(), said).await;
+        Outcome { is_done: is_done && written, problem }
     }
 
     /// Applies the objects, unless one of their names is taken: then none.
@@ -156,12 +167,18 @@ impl Reconciler {
     }
 
     /// Whether the status is written.
-    async fn write_status(&self, egress: &Egress, problem: Option<&Finding>) -> bool {
+    async fn write_status(
+        &self,
+        egress: &Egress,
+        problem: Option<&Finding>,
+        said: Vec<EgressSourceAddress>,
+    ) -> bool {
         let deployment = cached(egress, &self.stores.deployments);
         let deployment = deployment.as_deref().filter(|deployment| is_owner(egress, *deployment));
         let finding = problem.cloned().unwrap_or_else(|| Finding::of(egress, deployment));
         let now = Time(jiff::Timestamp::now());
-        let Some(status) = status::due(egress, deployment, &finding, self.ranges.as_deref(), now) else {
+        let Some(status) = status::due(egress, deployment, &finding, self.ranges.as_deref(), said, now)
+        else {
             return true;
         };
         let name = egress.name_any();

@@ -231,6 +231,7 @@ fn table(replies: &Replies, index: u32) -> Table {
         name: NFT_TABLE_EGRESS_CLIENT.to_owned(),
         sets: sets.collect(),
         maps: BTreeMap::new(),
+        timed: BTreeMap::new(),
         chains: chains.map(|(name, chain)| (name.to_owned(), chain)).into(),
     }
 }

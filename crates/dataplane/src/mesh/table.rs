@@ -147,6 +147,7 @@ pub(super) fn table(state: &MeshState, marks_forwarded: bool) -> Table {
     Table {
         name: names::NFT_TABLE.to_owned(),
         sets,
+        timed: BTreeMap::new(),
         maps: BTreeMap::new(),
         chains: [
             (names::NFT_CHAIN_PREROUTING.to_owned(), chain(Hook::FilterPrerouting, prerouting)),

@@ -40,6 +40,7 @@ pub fn check_sources() -> Result<Applied> {
     nft_table::apply(&Table {
         name: NFT_TABLE_SOURCE_CHECK.to_owned(),
         sets: BTreeMap::new(),
+        timed: BTreeMap::new(),
         maps: BTreeMap::new(),
         chains: BTreeMap::from([("prerouting".to_owned(), chain)]),
     })

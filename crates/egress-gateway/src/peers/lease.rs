@@ -37,6 +37,7 @@ pub struct Membership {
     member: Member,
     cache: Cache<Lease>,
     members: watch::Sender<Option<Arc<Members>>>,
+    joined: watch::Sender<bool>,
 }
 
 impl Membership {
@@ -52,12 +53,25 @@ impl Membership {
         let name = name(&egress.name);
         let config = caches::config().fields(&format!("metadata.name={name}"));
         let cache = caches::start(subsystem, "Lease of gateways", watcher(leases.clone(), config));
-        Self { leases, name, pod, member, cache, members: watch::Sender::default() }
+        Self {
+            leases,
+            name,
+            pod,
+            member,
+            cache,
+            members: watch::Sender::default(),
+            joined: watch::Sender::default(),
+        }
     }
 
     /// The other gateways; `None` until the Lease has been read once.
     pub fn members(&self) -> watch::Receiver<Option<Arc<Members>>> {
         self.members.subscribe()
+    }
+
+    /// Whether this gateway is in the Lease.
+    pub fn joined(&self) -> watch::Receiver<bool> {
+        self.joined.subscribe()
     }
 
     /// Follows the Lease, and keeps the own annotation in it. Cancelled, it removes that and returns.
@@ -105,7 +119,8 @@ impl Membership {
             }
             *reported = wrong;
         }
-        members.remove(&self.pod);
+        let joined = members.remove(&self.pod).is_some();
+        self.joined.send_if_modified(|known| std::mem::replace(known, joined) != joined);
         self.members.send_if_modified(|known| {
             let is_new = known.as_deref() != Some(&members);
             if is_new {

@@ -48,6 +48,8 @@ pub struct Started {
     pub peers: Arc<Peers>,
     /// Slots of which this gateway has a full copy of the holder's connections.
     pub complete: watch::Receiver<BTreeSet<u32>>,
+    /// Whether this gateway is in the Lease.
+    pub joined: watch::Receiver<bool>,
 }
 
 /// Starts all of it: the subsystem `membership` writes this gateway into the Lease, and out of it when it is stopped; `peers` has the
@@ -72,11 +74,12 @@ pub fn start(
     let subsystem = supervisor.subsystem("membership");
     let membership = Membership::start(subsystem, client, &egress, pod, member);
     let (peers, heard) = Peers::new(membership.members());
+    let joined = membership.joined();
     subsystem.spawn_graceful("own annotation", |stop| membership.run(stop));
     let copier = Copier::new(Arc::clone(&peers), heard, copies.slots, copies.addresses, copies.metrics);
     let complete = copier.complete();
     let subsystem = supervisor.subsystem("peers");
     subsystem.spawn("copies of connections", copier.run());
     subsystem.spawn("connections", Arc::clone(&peers).run(listener, identity, listen.port(), hold));
-    Ok(Started { peers, complete })
+    Ok(Started { peers, complete, joined })
 }

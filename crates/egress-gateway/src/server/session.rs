@@ -17,7 +17,7 @@ use super::connections::Caller;
 use crate::metrics::Metrics;
 use crate::registry::{Client, ProtocolError, Reason, Refusal, StreamId, Update};
 use crate::review::{Accepted, Rejected, Reviewer};
-use crate::shared::{InPlace, Shared};
+use crate::shared::{HeldAddress, InPlace, Shared};
 
 /// Longest wait for a token.
 const HELLO: Duration = Duration::from_secs(5);
@@ -51,6 +51,7 @@ pub(super) struct Session {
     inbound: Streaming<RegisterRequest>,
     state: watch::Receiver<State>,
     in_place: watch::Receiver<InPlace>,
+    held: watch::Receiver<Arc<Vec<HeldAddress>>>,
     known: Option<Known>,
 }
 
@@ -66,6 +67,7 @@ enum Event {
     Message(RegisterRequest),
     State,
     InPlace,
+    Held,
 }
 
 impl Session {
@@ -75,7 +77,8 @@ impl Session {
         inbound: Streaming<RegisterRequest>,
     ) -> Self {
         let (state, in_place) = (context.shared.state(), context.shared.in_place());
-        Self { context, source, inbound, state, in_place, known: None }
+        let held = context.shared.held();
+        Self { context, source, inbound, state, in_place, held, known: None }
     }
 
     /// The next answer; `None` when the stream ends.
@@ -87,7 +90,7 @@ impl Session {
             let Some(event) = self.event().await? else { return Ok(None) };
             let answer = match event {
                 Event::Message(message) => self.message(message).await?,
-                Event::State => Some(Vec::new()),
+                Event::State | Event::Held => Some(Vec::new()),
                 Event::InPlace => self.changed_refusals(),
             };
             if let Some(refused) = answer {
@@ -152,6 +155,7 @@ impl Session {
             () = sleep_until(expires) => Err(Status::unauthenticated("TokenExpired: send a Hello with another token in time")),
             // Neither sender ends before the server.
             _ = self.state.changed() => Ok(Some(Event::State)),
+            _ = self.held.changed() => Ok(Some(Event::Held)),
             message = self.inbound.message() => Ok(message?.map(Event::Message)),
             _ = self.in_place.changed() => Ok(Some(Event::InPlace)),
         }
@@ -267,11 +271,13 @@ impl Session {
 
     fn answer(&mut self, refused: &[Refusal]) -> RegisterResponse {
         let state = *self.state.borrow_and_update();
+        let now = std::time::Instant::now();
+        let held = self.held.borrow_and_update().iter().filter_map(|held| held.to_wire(now)).collect();
         RegisterResponse {
             revision: self.known.as_ref().map_or(0, |known| known.revision),
             refused: refused.iter().map(Refusal::to_wire).collect(),
             state: state.into(),
-            held: Vec::new(),
+            held,
         }
     }
 }

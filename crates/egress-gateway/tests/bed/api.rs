@@ -57,10 +57,23 @@ fn answer(mut stream: &TcpStream, objects: &Objects) -> Option<()> {
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
     let (path, query) = target.split_once('?').unwrap_or((&target, ""));
+    if let Some((_, name)) = path.split_once("/leases/") {
+        let (status, text) = lease(objects, name, line.starts_with("PATCH").then_some(&body[..]));
+        return write!(
+            stream,
+            "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{text}",
+            text.len()
+        )
+        .ok();
+    }
     let resource = path.rsplit('/').next()?;
+    let named = query.split('&').find_map(|word| word.strip_prefix("fieldSelector=metadata.name%3D"));
     let found = || {
         let objects = objects.lock().unwrap();
-        let of_kind = objects.iter().filter(|(of, _)| *of == resource).map(|(_, object)| object.clone());
+        let is_meant = |(of, object): &&(&str, Value)| {
+            *of == resource && named.is_none_or(|name| object["metadata"]["name"] == name)
+        };
+        let of_kind = objects.iter().filter(is_meant).map(|(_, object)| object.clone());
         of_kind.collect::<Vec<Value>>()
     };
     if query.contains("watch=true") {
@@ -93,6 +106,39 @@ fn answer(mut stream: &TcpStream, objects: &Objects) -> Option<()> {
         text.len()
     )
     .ok()
+}
+
+/// Reads a Lease, or applies a merge patch to it, if it has the version that the patch demands.
+fn lease(objects: &Objects, name: &str, patch: Option<&[u8]>) -> (&'static str, String) {
+    let mut objects = objects.lock().unwrap();
+    let found = objects.iter_mut().find(|(of, object)| *of == "leases" && object["metadata"]["name"] == name);
+    let status = |code: u16| {
+        json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code,
+            "reason": "Conflict", "message": "no" })
+        .to_string()
+    };
+    let Some((_, object)) = found else { return ("404 Not Found", status(404)) };
+    let Some(patch) = patch else { return ("200 OK", object.to_string()) };
+    let patch: Value = serde_json::from_slice(patch).unwrap();
+    let base = &patch["metadata"]["resourceVersion"];
+    if !base.is_null() && *base != object["metadata"]["resourceVersion"] {
+        return ("409 Conflict", status(409));
+    }
+    for (part, within) in [("metadata", Some("annotations")), ("spec", None)] {
+        let (from, into) = match within {
+            Some(within) => (&patch[part][within], &mut object[part][within]),
+            None => (&patch[part], &mut object[part]),
+        };
+        for (key, value) in from.as_object().into_iter().flatten() {
+            into[key] = value.clone();
+        }
+    }
+    if let Some(annotations) = object["metadata"]["annotations"].as_object_mut() {
+        annotations.retain(|_, value| !value.is_null());
+    }
+    let version: u64 = object["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+    object["metadata"]["resourceVersion"] = json!((version + 1).to_string());
+    ("200 OK", object.to_string())
 }
 
 /// Another one for other objects.

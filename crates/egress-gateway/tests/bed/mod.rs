@@ -175,8 +175,13 @@ impl Bed {
 
     /// Sends SIGTERM.
     pub(crate) fn terminate(&self) {
+        self.signal("TERM");
+    }
+
+    /// Sends a signal.
+    pub(crate) fn signal(&self, signal: &str) {
         let id = self.process.as_ref().unwrap().id();
-        testbed_netns::sh(&format!("kill -TERM {id}"));
+        testbed_netns::sh(&format!("kill -{signal} {id}"));
     }
 
     /// Memory of the process.

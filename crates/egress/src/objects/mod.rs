@@ -161,19 +161,11 @@ fn disruption_budget(egress: &Egress) -> Option<PodDisruptionBudget> {
 /// Metadata of an object that has the name of the Egress and is deleted with it.
 fn metadata(egress: &Egress) -> ObjectMeta {
     let name = name(egress);
-    let owner = OwnerReference {
-        api_version: format!("{COIL_GROUP}/v2"),
-        kind: "Egress".to_owned(),
-        name: name.to_owned(),
-        uid: egress.metadata.uid.clone().unwrap_or_default(),
-        controller: Some(true),
-        block_owner_deletion: Some(true),
-    };
     ObjectMeta {
         name: Some(name.to_owned()),
         namespace: egress.metadata.namespace.clone(),
         labels: Some(pod_labels(name)),
-        owner_references: Some(vec![owner]),
+        owner_references: Some(vec![owner_reference(egress)]),
         ..ObjectMeta::default()
     }
 }
@@ -185,6 +177,23 @@ pub fn metrics_port(pod: &Pod) -> u16 {
     let mut ports = gateway.flat_map(|container| container.ports.iter().flatten());
     let port = ports.find(|port| port.name.as_deref() == Some("metrics")).map(|port| port.container_port);
     port.and_then(|port| u16::try_from(port).ok()).unwrap_or(EGRESS_METRICS_PORT)
+}
+
+/// Objects with it are deleted with the Egress.
+pub(crate) fn owner_reference(egress: &Egress) -> OwnerReference {
+    OwnerReference {
+        api_version: format!("{COIL_GROUP}/v2"),
+        kind: "Egress".to_owned(),
+        name: name(egress).to_owned(),
+        uid: egress.metadata.uid.clone().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: Some(true),
+    }
+}
+
+/// Labels of what the Egresses of a namespace share.
+pub(crate) fn common_labels() -> BTreeMap<String, String> {
+    labels(None)
 }
 
 fn label_selector(egress: &Egress) -> LabelSelector {

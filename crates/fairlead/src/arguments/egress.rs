@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use fairlead_api::names::{EGRESS_REGISTRATION_PORT, FOU_PORT};
 use fairlead_controller::egress::OwnPod;
+use ipnet::IpNet;
 
 use super::{duration, listen_address};
 use crate::coil_compat::{IgnoredLoggingArguments, IgnoredWebhookArguments};
@@ -31,6 +32,9 @@ pub(crate) struct EgressControllerArguments {
     /// Image of the gateways [default: that of this pod's first container]
     #[arg(long, value_name = "IMAGE", env = "FAIRLEAD_EGRESS_IMAGE")]
     pub(crate) egress_image: Option<String>,
+    /// Prefixes in which Egresses may have source addresses (spec.sourceAddresses) [default: none]
+    #[arg(long, value_name = "CIDR", env = "FAIRLEAD_EGRESS_SOURCE_ADDRESSES", value_delimiter = ',')]
+    pub(crate) egress_source_addresses: Vec<IpNet>,
     /// Namespace of this pod
     #[arg(long, value_name = "NAMESPACE", env = "COIL_POD_NAMESPACE")]
     pod_namespace: Option<String>,

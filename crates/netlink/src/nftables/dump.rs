@@ -9,8 +9,8 @@ use super::attributes::{AttributeWriter, Parsed, array, attributes, be32, explai
 use super::messages::{family_header, kind};
 use super::{
     BaseShape, ChainShape, ELEMENT_INTERVAL_END, Elements, EndpointMap, NFPROTO_INET, SET_DYNAMIC,
-    SET_INTERVAL, SET_MAP, SetShape, TableShape, TableState, chain, element, elements, endpoints, rule, set,
-    table,
+    SET_INTERVAL, SET_MAP, SET_TIMEOUT, SetShape, TableShape, TableState, chain, element, elements,
+    endpoints, rule, set, table, timed,
 };
 use crate::replies::ReplyKind;
 use crate::{Error, Message, Reply, Result, Socket};
@@ -33,7 +33,7 @@ pub fn read(socket: &mut Socket, name: &str) -> Result<Option<TableState>> {
     for (set, shape) in &sets {
         match shape {
             SetShape::Endpoints => drop(maps.insert(set.clone(), read_map(socket, name, set)?)),
-            SetShape::Connections(_) | SetShape::Foreign => {}
+            SetShape::Connections(_) | SetShape::Foreign | SetShape::Timed(_) => {}
             SetShape::Intervals(family) => {
                 elements.insert(set.clone(), read_elements(socket, name, set, *family)?);
             }
@@ -151,6 +151,7 @@ fn parse_set(body: &[u8], table_name: &str) -> Parsed<Option<(String, SetShape)>
     let shape = match (family, flags) {
         (Some(family), SET_DYNAMIC) => SetShape::Connections(family),
         (Some(family), SET_INTERVAL) => SetShape::Intervals(family),
+        (Some(family), SET_TIMEOUT) => SetShape::Timed(family),
         _ => SetShape::Foreign,
     };
     Ok(Some((name, shape)))
@@ -240,7 +241,12 @@ fn parse_endpoints(body: &[u8]) -> Parsed<EndpointMap> {
     entries.collect()
 }
 
-fn dump_elements(socket: &mut Socket, table_name: &str, set_name: &str, what: &str) -> Result<Vec<Reply>> {
+pub(super) fn dump_elements(
+    socket: &mut Socket,
+    table_name: &str,
+    set_name: &str,
+    what: &str,
+) -> Result<Vec<Reply>> {
     socket.dump(&request(libc::NFT_MSG_GETSETELEM, what, |m| {
         m.text(element::LIST_TABLE, table_name);
         m.text(element::LIST_SET, set_name);
@@ -288,6 +294,7 @@ pub(crate) fn count(kind: ReplyKind, body: &[u8]) -> Parsed<usize> {
                     count = count.saturating_add(found.len());
                     elements::parse(family, found);
                 }
+                drop(timed::parse(body, family));
             }
             count
         }
@@ -325,6 +332,7 @@ mod tests {
             let _ = parse_counter(&bytes, "t");
             let _ = parse_elements(&bytes, IpFamily::V6, &mut Vec::new());
             let _ = parse_endpoints(&bytes);
+            let _ = timed::parse(&bytes, IpFamily::V4);
             let _ = fingerprint(&bytes);
         }
     }

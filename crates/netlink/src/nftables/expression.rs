@@ -43,6 +43,8 @@ const ROUTE_TCP_MSS: u32 = 3;
 const HOST_TO_NETWORK: u32 = 1;
 /// `NFT_LOOKUP_F_INV`
 const LOOKUP_INVERTED: u32 = 1;
+/// `NFT_NAT_SNAT`
+const NAT_SOURCE: u32 = 0;
 /// `NF_NAT_RANGE_PROTO_RANDOM_FULLY` (`linux/netfilter/nf_nat.h`)
 const NAT_RANDOM_FULLY: u32 = 0x10;
 /// `NFT_DYNSET_OP_ADD`
@@ -278,6 +280,9 @@ pub enum Expression {
     Counter,
     /// Ends the chain and drops the packet.
     Drop,
+    /// Translates the connection's source to the address of this family that was loaded, and a random port. Only in a chain of
+    /// [`Hook::NatPostrouting`](super::Hook::NatPostrouting).
+    SourceNat(IpFamily),
     /// Translates the connection's source to the address of the outgoing interface and a random port. Only in a chain of
     /// [`Hook::NatPostrouting`](super::Hook::NatPostrouting).
     Masquerade,
@@ -328,11 +333,7 @@ impl Expression {
 
     /// Continues if the network protocol was loaded and is this family.
     pub fn is_protocol(family: IpFamily) -> Self {
-        let protocol = match family {
-            IpFamily::V4 => PROTOCOL_IPV4,
-            IpFamily::V6 => PROTOCOL_IPV6,
-        };
-        Self::Compare(Comparison::Equal, vec![protocol])
+        Self::Compare(Comparison::Equal, vec![protocol(family)])
     }
 
     /// Compares with an interface's whole name.
@@ -368,6 +369,7 @@ impl Expression {
             Self::Reject => "reject",
             Self::Counter => "counter",
             Self::Masquerade => "masq",
+            Self::SourceNat(_) => "nat",
             Self::Bitwise { .. } => "bitwise",
             Self::Compare(..) => "cmp",
             Self::Lookup(_) | Self::LookupAbsent(_) | Self::LookupMap(_) => "lookup",
@@ -496,6 +498,12 @@ impl Expression {
             Self::Counter => {}
             Self::Drop => write_verdict(data, DROP),
             Self::Masquerade => data.be32(1, NAT_RANDOM_FULLY),
+            Self::SourceNat(family) => {
+                data.be32(1, NAT_SOURCE);
+                data.be32(2, u32::from(protocol(*family)));
+                data.be32(3, REGISTER);
+                data.be32(7, NAT_RANDOM_FULLY);
+            }
         }
     }
 }
@@ -503,6 +511,13 @@ impl Expression {
 /// `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`
 const EXPRESSION_NAME: u16 = 1;
 const EXPRESSION_DATA: u16 = 2;
+const fn protocol(family: IpFamily) -> u8 {
+    match family {
+        IpFamily::V4 => PROTOCOL_IPV4,
+        IpFamily::V6 => PROTOCOL_IPV6,
+    }
+}
+
 /// `NFTA_DATA_VALUE`
 const DATA_VALUE: u16 = 1;
 /// `NFTA_DATA_VERDICT`

@@ -8,8 +8,8 @@ use nix::libc;
 use super::attributes::AttributeWriter;
 use super::{
     COUNTED_ADDRESSES, Chain, Difference, ELEMENT_INTERVAL_END, Elements, EndpointMap, NF_ACCEPT,
-    NFPROTO_INET, Rule, SET_DYNAMIC, SET_INTERVAL, SET_MAP, Table, chain, element, elements, endpoints, rule,
-    set, table,
+    NFPROTO_INET, Rule, SET_DYNAMIC, SET_INTERVAL, SET_MAP, SET_TIMEOUT, Table, chain, element, elements,
+    endpoints, rule, set, table, timed,
 };
 use crate::{Message, Result};
 
@@ -27,7 +27,7 @@ pub(super) const fn kind(message: i32) -> u16 {
     (libc::NFNL_SUBSYS_NFTABLES << 8 | message) as u16
 }
 
-fn message(
+pub(super) fn message(
     number: i32,
     flags: i32,
     what: String,
@@ -50,6 +50,9 @@ pub fn create(wanted: &Table) -> Result<Vec<Message>> {
         let elements = elements.clone().into();
         messages.push(add_set(&wanted.name, name, &elements, number)?);
         messages.extend(element_messages(&wanted.name, name, &elements, Direction::Add)?);
+    }
+    for ((name, set), number) in wanted.timed.iter().zip(&mut numbers) {
+        messages.extend(timed::create(&wanted.name, name, set, number)?);
     }
     for ((name, family), number) in wanted.counted_sets().into_iter().zip(&mut numbers) {
         messages.push(add_counted_set(&wanted.name, name, family, number)?);
@@ -187,6 +190,18 @@ fn add_counted_set(table_name: &str, name: &str, family: IpFamily, number: u32) 
         m.be32(set::KEY_LENGTH, elements::key_length(family));
         m.be32(set::ID, number);
         m.nested(set::DESCRIPTION, |description| description.be32(set::SIZE, COUNTED_ADDRESSES));
+    })
+}
+
+pub(super) fn add_timed_set(table_name: &str, name: &str, family: IpFamily, number: u32) -> Result<Message> {
+    let what = format!("add set inet {table_name} {name}");
+    message(libc::NFT_MSG_NEWSET, libc::NLM_F_CREATE, what, |m| {
+        m.text(set::TABLE, table_name);
+        m.text(set::NAME, name);
+        m.be32(set::FLAGS, SET_TIMEOUT);
+        m.be32(set::KEY_TYPE, elements::nft_type(family));
+        m.be32(set::KEY_LENGTH, elements::key_length(family));
+        m.be32(set::ID, number);
     })
 }
 

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use fairlead_address::{DualStack, IpFamily};
 use fairlead_api::names::{FOU_PORT, TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE};
 use fairlead_dataplane::egress_client::{self, ClientRoute, ClientRouting, ClientRule};
+use fairlead_dataplane::egress_gateway::SourceTable;
 use fairlead_egress_gateway::plane::{Desired, Plane, PlaneSettings, prepare_host};
 use fairlead_fou::{Gateway, Peer, Service, Settings, TunnelLink, Tunnels, link_name};
 use fairlead_netlink::netns::Netns;
@@ -76,10 +77,11 @@ fn set_up_gateway(own: &[IpAddr], clients: &[IpAddr]) -> Result<()> {
     let faults = prepare_host(&settings);
     ensure!(faults.is_empty(), "{faults:?}");
     let destinations = [("0.0.0.0/0".parse()?, true), ("::/0".parse()?, true)].into();
-    let applied = Plane::open(settings)?.apply(&Desired {
+    let applied = Plane::open(settings, SourceTable::default())?.apply(&Desired {
         clients: clients.iter().copied().collect(),
         destinations,
         max_connections: None,
+        sources: None,
     })?;
     ensure!(applied.refused.is_empty(), "{applied:?}");
     Ok(())

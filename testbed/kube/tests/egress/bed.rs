@@ -152,6 +152,7 @@ fn controller(plane: &ControlPlane, directory: &Path) -> Child {
     let addresses = ["--metrics-addr=127.0.0.1:0", "--health-addr=127.0.0.1:0"];
     Command::new(executable("fairlead").unwrap())
         .args(["egress-controller", "--identity=controller-0", "--zap-stacktrace-level=panic"])
+        .arg("--egress-source-addresses=203.0.113.0/24,2001:db8:5::/64")
         .args(addresses)
         .env("KUBECONFIG", kubeconfig)
         .env("COIL_POD_NAMESPACE", "kube-system")

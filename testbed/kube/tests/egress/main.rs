@@ -6,6 +6,7 @@
 mod bed;
 mod command_line;
 mod costs;
+mod source_addresses;
 mod status;
 
 use anyhow::ensure;
@@ -404,13 +405,19 @@ fn the_controller_has_no_rights_that_it_does_not_need() {
         ("bind", "clusterroles/cluster-admin", "default", false),
         ("escalate", "clusterroles/coil-egress", "default", false),
         ("get", "secrets", "kube-system", false),
-        ("get", "pods", "default", false),
+        // Which gateways are gone.
+        ("get", "pods", "default", true),
         ("create", "pods", "default", false),
         ("delete", "services", "default", false),
         ("delete", "deployments.apps", "default", false),
         ("patch", "serviceaccounts/default", "default", false),
         ("patch", "egresses.coil.cybozu.com", "default", false),
-        ("update", "leases/coil-ipam-leader", "kube-system", false),
+        // It can give gateways a right to Leases only if it has that for all.
+        ("patch", "leases.coordination.k8s.io", "default", true),
+        ("patch", "roles/coil-egress-source-addresses", "default", true),
+        ("patch", "roles/other", "default", false),
+        ("patch", "rolebindings/other", "default", false),
+        ("escalate", "roles/coil-egress-source-addresses", "default", false),
     ] {
         let arguments = ["auth", "can-i", verb, resource, "--namespace", namespace, account];
         // It says no by its exit code.

@@ -128,6 +128,7 @@ pub(super) fn table(ports: Ports, joined: Joined, pins: &EndpointMap) -> Table {
     Table {
         name: NFT_TABLE_PATH_SOCKET.to_owned(),
         sets: BTreeMap::new(),
+        timed: BTreeMap::new(),
         maps: maps.map(|(name, map)| (name.to_owned(), map)).collect(),
         chains: chains.map(|(name, chain)| (format!("{name}{label}"), chain)).collect(),
     }

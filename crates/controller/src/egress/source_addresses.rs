@@ -1,0 +1,295 @@
+//! Source addresses of Egresses: what is watched for them, and the writes that `fairlead_egress::sources` decides. Without
+//! `--egress-source-addresses` nothing is watched, and every source address is refused.
+
+mod ranges;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fairlead_api::resources::Egress;
+use fairlead_cluster::caches::{self, Cache, config};
+use fairlead_cluster::lean;
+use fairlead_cluster::subsystem::Subsystem;
+use fairlead_cluster::writes::is_stale;
+use fairlead_egress::objects::selector_of_all;
+use fairlead_egress::sources::{
+    ANNOTATION_MEMBER_PREFIX, Claimed, Plan, ROLE, Refusal, Resting, gone_members, members_lease, permit,
+    plan, role, role_binding,
+};
+use fairlead_egress::status::Finding;
+use ipnet::IpNet;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::json;
+use tokio::sync::watch;
+
+use self::ranges::RangeCaches;
+use super::write::{MANAGER, Writer};
+
+/// Signals of what is watched.
+pub(super) const KINDS: usize = 8;
+
+/// What the leader knows and does.
+pub(super) struct SourceAddresses {
+    client: Client,
+    permitted: Vec<IpNet>,
+    watched: Option<Watched>,
+    start: Instant,
+    resting: Resting,
+    /// Signals of what is not watched: they never come.
+    _silent: watch::Sender<u64>,
+}
+
+struct Watched {
+    leases: Store<Lease>,
+    pods: Store<Pod>,
+    roles: Store<Role>,
+    bindings: Store<RoleBinding>,
+    ranges: RangeCaches,
+}
+
+/// What is to be done for one Egress.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Decision {
+    pub(super) plan: Plan,
+    pub(super) refusals: Vec<Refusal>,
+}
+
+impl Decision {
+    /// What the condition says, unless there is something worse: the first of what is refused.
+    pub(super) fn finding(&self) -> Option<Finding> {
+        let first = self.refusals.first()?;
+        let texts: Vec<String> = self.refusals.iter().map(ToString::to_string).collect();
+        Some(Finding::problem(first.reason(), texts.join("; ")))
+    }
+}
+
+impl SourceAddresses {
+    /// Starts what is watched, and returns its signals.
+    pub(super) fn start(
+        subsystem: &mut Subsystem,
+        client: &Client,
+        permitted: &[IpNet],
+    ) -> (Self, [watch::Receiver<u64>; KINDS]) {
+        // One that has been there always.
+        let (silent, never) = watch::channel(1);
+        let mut signals: [watch::Receiver<u64>; KINDS] = std::array::from_fn(|_| never.clone());
+        let watched = (!permitted.is_empty()).then(|| {
+            let ours = || config().labels(&selector_of_all());
+            let leases = watcher(Api::<Lease>::all(client.clone()), ours()).modify(lean::any);
+            let leases: Cache<Lease> = caches::start(subsystem, "Leases", leases);
+            let pods = watcher(Api::<Pod>::all(client.clone()), ours()).modify(slim_pod);
+            let pods: Cache<Pod> = caches::start(subsystem, "gateway pods", pods);
+            let roles = watcher(Api::<Role>::all(client.clone()), ours()).modify(lean::any);
+            let roles: Cache<Role> = caches::start(subsystem, "Roles", roles);
+            let bindings = watcher(Api::<RoleBinding>::all(client.clone()), ours()).modify(lean::any);
+            let bindings: Cache<RoleBinding> = caches::start(subsystem, "RoleBindings", bindings);
+            let (ranges, [nodes, blocks, pools, services]) = RangeCaches::start(subsystem, client);
+            signals = [
+                leases.subscribe(),
+                pods.subscribe(),
+                roles.subscribe(),
+                bindings.subscribe(),
+                nodes,
+                blocks,
+                pools,
+                services,
+            ];
+            Watched {
+                leases: leases.store,
+                pods: pods.store,
+                roles: roles.store,
+                bindings: bindings.store,
+                ranges,
+            }
+        });
+        let new = Self {
+            client: client.clone(),
+            permitted: permitted.to_vec(),
+            watched,
+            start: Instant::now(),
+            resting: Resting::default(),
+            _silent: silent,
+        };
+        (new, signals)
+    }
+
+    /// What is to be done for each Egress, by UID.
+    pub(super) fn decide(&mut self, egresses: &[Arc<Egress>]) -> BTreeMap<String, Decision> {
+        let now = self.start.elapsed();
+        let leases = self.watched.as_ref().map(|watched| watched.leases.state()).unwrap_or_default();
+        self.resting.look(leases.iter().map(AsRef::as_ref), now);
+        let cluster = self.watched.as_ref().map(|watched| watched.ranges.read()).unwrap_or_default();
+        let ranges = fairlead_egress::sources::Ranges { permitted: self.permitted.clone(), cluster };
+        let claimed = Claimed::new(egresses.iter().map(AsRef::as_ref));
+        let decide = |egress: &Arc<Egress>| {
+            let (slots, refusals) = permit(egress, &ranges, &claimed);
+            let namespace = egress.namespace();
+            let live: Vec<Lease> = leases
+                .iter()
+                .filter(|lease| lease.namespace() == namespace)
+                .map(|lease| lease.as_ref().clone())
+                .collect();
+            let plan = match self.watched {
+                Some(_) => plan(egress, &slots, &live, &self.resting, now),
+                None => Plan { slots: vec![Vec::new(); slots.len()], ..Plan::default() },
+            };
+            (egress.uid().unwrap_or_default(), Decision { plan, refusals })
+        };
+        egresses.iter().map(decide).collect()
+    }
+
+    /// How long until the next look, if an address rests.
+    pub(super) fn wait(decisions: &BTreeMap<String, Decision>) -> Option<Duration> {
+        decisions.values().any(|decision| decision.plan.waits).then_some(Duration::from_millis(500))
+    }
+
+    /// Brings Roles, Leases and the lists of gateways to what was decided. What fails is logged, and tried again by the next look.
+    pub(super) async fn write(
+        &self,
+        writer: &Writer,
+        egresses: &[Arc<Egress>],
+        decisions: &BTreeMap<String, Decision>,
+    ) {
+        let Some(watched) = &self.watched else { return };
+        self.write_roles(writer, watched, egresses, decisions).await;
+        for egress in egresses.iter().filter(|egress| egress.metadata.deletion_timestamp.is_none()) {
+            let Some(decision) = egress.uid().and_then(|uid| decisions.get(&uid)) else { continue };
+            let namespace = egress.namespace().unwrap_or_default();
+            let leases = Api::<Lease>::namespaced(self.client.clone(), &namespace);
+            for lease in &decision.plan.delete {
+                self.delete(&leases, lease).await;
+            }
+            for lease in &decision.plan.create {
+                let parameters =
+                    PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+                match leases.create(&parameters, lease).await {
+                    Ok(_) => tracing::info!(namespace, lease = lease.name_any(), "created"),
+                    Err(kube::Error::Api(status)) if status.code == 409 => {
+                        tracing::warn!(
+                            namespace,
+                            lease = lease.name_any(),
+                            "a Lease of this name was not made for the Egress: delete it"
+                        );
+                    }
+                    Err(error) => {
+                        tracing::warn!(namespace, lease = lease.name_any(), %error, "cannot create a Lease; retrying");
+                    }
+                }
+            }
+            self.remove_members(watched, &leases, egress).await;
+        }
+    }
+
+    async fn delete(&self, leases: &Api<Lease>, lease: &Lease) {
+        let preconditions = Preconditions { uid: lease.uid(), resource_version: None };
+        let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
+        match leases.delete(&lease.name_any(), &parameters).await {
+            Ok(_) => tracing::info!(namespace = lease.namespace(), lease = lease.name_any(), "deleted"),
+            Err(error) if is_stale(&error) => {}
+            Err(error) => {
+                tracing::warn!(namespace = lease.namespace(), lease = lease.name_any(), %error, "cannot delete a Lease; retrying");
+            }
+        }
+    }
+
+    /// The right of gateways, before the Leases that it is for.
+    async fn write_roles(
+        &self,
+        writer: &Writer,
+        watched: &Watched,
+        egresses: &[Arc<Egress>],
+        decisions: &BTreeMap<String, Decision>,
+    ) {
+        let mut names = BTreeMap::<String, BTreeSet<String>>::new();
+        for egress in egresses {
+            let decision = egress.uid().and_then(|uid| decisions.get(&uid));
+            let namespace = egress.namespace().unwrap_or_default();
+            if let Some(decision) = decision.filter(|decision| !decision.plan.names.is_empty()) {
+                names.entry(namespace).or_default().extend(decision.plan.names.iter().cloned());
+            }
+        }
+        for (namespace, leases) in &names {
+            let key = |namespace: &str| ObjectRef::new(ROLE).within(namespace);
+            let roles = Api::<Role>::namespaced(self.client.clone(), namespace);
+            let live = watched.roles.get(&key(namespace));
+            let applied = writer.apply(&roles, live.as_deref(), json!(role(namespace, leases)), true).await;
+            let bindings = Api::<RoleBinding>::namespaced(self.client.clone(), namespace);
+            let live = watched.bindings.get(&ObjectRef::new(ROLE).within(namespace));
+            let bound = writer.apply(&bindings, live.as_deref(), json!(role_binding(namespace)), true).await;
+            for failure in [applied, bound].into_iter().filter_map(Result::err) {
+                tracing::warn!(namespace, %failure, "gateways get no right to the Leases of their source addresses; retrying");
+            }
+        }
+        for binding in watched.bindings.state().iter().filter(|it| it.name_any() == ROLE) {
+            let namespace = binding.namespace().unwrap_or_default();
+            if !names.contains_key(&namespace) {
+                let api = Api::<RoleBinding>::namespaced(self.client.clone(), &namespace);
+                log_failure(&namespace, writer.delete(&api, binding.as_ref()).await);
+            }
+        }
+        for role in watched.roles.state().iter().filter(|it| it.name_any() == ROLE) {
+            let namespace = role.namespace().unwrap_or_default();
+            if !names.contains_key(&namespace) {
+                let api = Api::<Role>::namespaced(self.client.clone(), &namespace);
+                log_failure(&namespace, writer.delete(&api, role.as_ref()).await);
+            }
+        }
+    }
+
+    /// Removes gateways whose pod is gone from the list. A gateway that is not in it may be left out of account, so the API server is asked
+    /// whether the pod is really gone.
+    async fn remove_members(&self, watched: &Watched, leases: &Api<Lease>, egress: &Egress) {
+        let namespace = egress.namespace().unwrap_or_default();
+        let name = members_lease(&egress.name_any());
+        let Some(lease) = watched.leases.get(&ObjectRef::new(&name).within(&namespace)) else { return };
+        let pods = watched.pods.state();
+        let of_namespace = pods.iter().filter(|pod| pod.namespace().as_deref() == Some(&namespace));
+        let pods = of_namespace.map(|pod| (pod.name_any(), pod.uid().unwrap_or_default())).collect();
+        for (pod, uid) in gone_members(&lease, &pods) {
+            let api = Api::<Pod>::namespaced(self.client.clone(), &namespace);
+            match api.get_metadata_opt(&pod).await {
+                Ok(Some(found)) if found.metadata.uid.as_deref() == Some(&uid) => continue,
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!(namespace, pod, %error, "cannot read whether a gateway's pod is gone; retrying");
+                    continue;
+                }
+            }
+            let key = format!("{ANNOTATION_MEMBER_PREFIX}{pod}");
+            // Only as it was read: the pod of a new gateway may have the name.
+            let patch = json!({ "metadata": {
+                "resourceVersion": lease.resource_version(), "annotations": { key: null },
+            } });
+            let parameters =
+                PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+            match leases.patch_metadata(&name, &parameters, &Patch::Merge(patch)).await {
+                Ok(_) => tracing::info!(namespace, pod, "a gateway is gone"),
+                Err(error) if is_stale(&error) => {}
+                Err(error) => {
+                    tracing::warn!(namespace, pod, %error, "cannot remove a gateway that is gone; retrying");
+                }
+            }
+            // The version is another one now.
+            return;
+        }
+    }
+}
+
+fn log_failure(namespace: &str, outcome: Result<(), super::write::Failure>) {
+    if let Err(failure) = outcome {
+        tracing::warn!(namespace, %failure, "cannot take back the right of gateways; retrying");
+    }
+}
+
+/// Of pods only name and UID are read.
+fn slim_pod(pod: &mut Pod) {
+    lean::any(pod);
+    (pod.spec, pod.status) = (None, None);
+}

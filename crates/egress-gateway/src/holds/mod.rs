@@ -1,0 +1,370 @@
+//! Source addresses that this gateway holds: the task that runs [`fairlead_egress::hold`] with heartbeats to other gateways, Leases and the
+//! kernel. What it decides goes to the nftables table ([`SourceTable`]), where the kernel keeps the time, to the data path and to node programs.
+//!
+//! Without `spec.sourceAddresses` it waits and does nothing.
+
+mod leases;
+mod machine;
+pub(crate) mod metrics;
+pub(crate) mod start;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fairlead_address::IpFamily;
+use fairlead_dataplane::egress_gateway::{SourceTable, Sources};
+use fairlead_egress::hold::{Held, Outcome, Write};
+use fairlead_wire::egress::State;
+use futures::StreamExt as _;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
+
+pub(crate) use leases::Leases;
+pub(crate) use machine::Machine;
+
+use self::leases::Watched;
+use self::metrics::HoldMetrics;
+use crate::peers::{self, Members, Peers};
+use crate::shared::{HeldAddress, Shared};
+
+/// How often the machine is asked what is to be done.
+const TICK: Duration = Duration::from_millis(50);
+/// How often the kernel is told anew until when addresses are held.
+const CONFIRM: Duration = Duration::from_millis(250);
+/// How often node programs are told.
+const TELL: Duration = Duration::from_millis(500);
+
+/// The addresses of each slot; `None` without `spec.sourceAddresses`.
+pub(crate) type SlotAddresses = Option<Arc<Vec<Vec<IpAddr>>>>;
+
+/// What heartbeats are sent through.
+pub(crate) trait Transport: Send + Sync + 'static {
+    /// Sends it to a member; it may be lost.
+    fn heartbeat(&self, member: &str, heartbeat: fairlead_wire::egress_peers::Heartbeat);
+}
+
+impl Transport for Peers {
+    fn heartbeat(&self, member: &str, heartbeat: fairlead_wire::egress_peers::Heartbeat) {
+        // Without a connection the member is silent, which the machine sees.
+        let _ = Self::heartbeat(self, member, heartbeat);
+    }
+}
+
+/// What the task follows.
+pub(crate) struct Inputs {
+    pub(crate) members: watch::Receiver<Option<Arc<Members>>>,
+    /// Whether this gateway is in the Lease of members.
+    pub(crate) joined: watch::Receiver<bool>,
+    /// Slots of which the holder's connections have been copied; `None` where they are not copied.
+    pub(crate) complete: Option<watch::Receiver<BTreeSet<u32>>>,
+}
+
+/// The task.
+pub(crate) struct Holds {
+    pub(crate) machine: Arc<Machine>,
+    pub(crate) pod: String,
+    pub(crate) leases: Leases,
+    pub(crate) transport: Arc<dyn Transport>,
+    pub(crate) table: SourceTable,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) metrics: HoldMetrics,
+    pub(crate) inputs: Inputs,
+    /// For the task that copies connections.
+    pub(crate) slots: watch::Sender<Arc<peers::Slots>>,
+    /// The slots that it has worked with last.
+    pub(crate) current: Vec<Vec<IpAddr>>,
+}
+
+/// What was done last.
+#[derive(Default)]
+struct Done {
+    held: BTreeMap<u32, Held>,
+    addresses: BTreeSet<IpAddr>,
+    confirmed: Option<Instant>,
+    told: Option<Instant>,
+}
+
+impl Holds {
+    /// Runs until it is dropped. [`Self::finish`] must have been called before the program ends in an orderly way.
+    pub(crate) async fn run(mut self) -> Infallible {
+        let mut wanted = self.shared.slots();
+        loop {
+            let slots = wanted.borrow_and_update().clone();
+            match slots {
+                None => {
+                    self.stop().await;
+                    if wanted.changed().await.is_err() {
+                        return std::future::pending().await;
+                    }
+                }
+                Some(slots) => self.follow(&slots, &mut wanted).await,
+            }
+        }
+    }
+
+    /// Nothing floats: the gateway has its own address only.
+    async fn stop(&mut self) {
+        self.machine.with(|hold, _| hold.set_slots(0));
+        self.current.clear();
+        self.tell_kernel(BTreeMap::new()).await;
+        self.shared.clear_sources();
+        self.slots.send_replace(Arc::default());
+        self.metrics.set(&BTreeMap::new(), None);
+    }
+
+    /// Works with these slots until there are others.
+    async fn follow(&mut self, slots: &[Vec<IpAddr>], wanted: &mut watch::Receiver<SlotAddresses>) {
+        let count = u32::try_from(slots.len()).unwrap_or(u32::MAX);
+        self.machine.with(|hold, _| hold.set_slots(count));
+        for (number, (before, after)) in (0u32..).zip(self.current.iter().zip(slots)) {
+            if before != after {
+                // What it holds are other addresses than these.
+                self.machine.lease(number, None);
+            }
+        }
+        self.current = slots.to_vec();
+        let mut watched = self.leases.watch(count);
+        let mut known = BTreeMap::<u32, Vec<IpAddr>>::new();
+        let (mut writes, mut reads) = (JoinSet::new(), JoinSet::new());
+        let mut done = Done::default();
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut members = self.inputs.members.clone();
+        members.mark_changed();
+        loop {
+            tokio::select! {
+                _ = tick.tick() => {}
+                changed = wanted.changed() => if changed.is_ok() {
+                    return;
+                },
+                Some(seen) = watched.next() => self.seen(slots, &mut known, seen),
+                Some(Ok(seen)) = reads.join_next() => if let Some(seen) = seen {
+                    self.seen(slots, &mut known, seen);
+                },
+                Some(Ok((write, outcome))) = writes.join_next() => {
+                    let (write, outcome): (Write, Outcome) = (write, outcome);
+                    tracing::debug!(slot = write.slot, kind = ?write.kind, term = write.term, ?outcome, "wrote a Lease");
+                    self.machine.with(|hold, now| hold.written(&write, outcome, now));
+                    if outcome == Outcome::Refused {
+                        // The watch may be late.
+                        reads.spawn(self.leases.read(write.slot));
+                    }
+                }
+                Ok(()) = members.changed() => {}
+            }
+            self.note_members(&mut members);
+            for write in self.act(slots, &mut done).await {
+                writes.spawn(self.leases.write(write));
+            }
+        }
+    }
+
+    /// A Lease was read. One that is for other addresses than the status says is none: the controller replaces it.
+    fn seen(&self, slots: &[Vec<IpAddr>], known: &mut BTreeMap<u32, Vec<IpAddr>>, watched: Watched) {
+        let Watched { slot, lease } = watched;
+        let addresses = usize::try_from(slot).ok().and_then(|slot| slots.get(slot));
+        let lease = lease.filter(|lease| Some(&lease.addresses) == addresses && !lease.addresses.is_empty());
+        match &lease {
+            Some(lease) => drop(known.insert(slot, lease.addresses.clone())),
+            None => drop(known.remove(&slot)),
+        }
+        self.machine.lease(slot, lease.map(|lease| lease.lease));
+    }
+
+    fn note_members(&self, members: &mut watch::Receiver<Option<Arc<Members>>>) {
+        let joined = *self.inputs.joined.borrow();
+        let known = members.borrow_and_update().clone();
+        if let Some(known) = known {
+            let mut all: BTreeSet<String> = known.keys().cloned().collect();
+            if joined {
+                all.insert(self.pod.clone());
+            }
+            self.machine.with(|hold, now| hold.members(&all, now));
+        }
+    }
+
+    /// One round: what the machine decides, to the kernel first. Returns what is to be written.
+    async fn act(&mut self, slots: &[Vec<IpAddr>], done: &mut Done) -> Vec<Write> {
+        let count = u32::try_from(slots.len()).unwrap_or(u32::MAX);
+        let state = self.shared.condition();
+        let is_ready = self.shared.in_place().borrow().version.is_some();
+        let round = self.machine.with(|hold, now| {
+            if is_ready {
+                hold.set_ready(!state.unhealthy);
+            }
+            if state.draining {
+                hold.drain();
+            }
+            let held = hold.held(now);
+            let has_copy = |complete: &BTreeSet<u32>| {
+                (0..count).all(|slot| complete.contains(&slot) || held.contains_key(&slot))
+            };
+            let complete = self.inputs.complete.as_ref().is_none_or(|complete| has_copy(&complete.borrow()));
+            hold.set_complete(complete);
+            let actions = hold.tick(now);
+            (actions, hold.held(now), hold.undecided(), hold.taken(), hold.since_confirmed(now), now)
+        });
+        let (actions, held, undecided, taken, since, now) = round;
+        for (slot, cause) in taken {
+            tracing::info!(slot, ?cause, "this gateway holds a source address");
+            self.metrics.taken(cause);
+        }
+        let deadlines = self.deadlines(slots, &held, &undecided, now);
+        let addresses: BTreeSet<IpAddr> = deadlines.keys().copied().collect();
+        let instant = Instant::now();
+        let is_old = |at: Option<Instant>, limit| at.is_none_or(|at| instant.duration_since(at) >= limit);
+        let is_changed = addresses != done.addresses;
+        let mut writes = actions.writes;
+        if is_changed || (!addresses.is_empty() && is_old(done.confirmed, CONFIRM)) {
+            if self.tell_kernel(deadlines.clone()).await {
+                done.confirmed = Some(instant);
+                done.addresses.clone_from(&addresses);
+            } else {
+                // What is not out of use must not be released; it is tried again.
+                self.machine.refuse(&writes);
+                writes.clear();
+            }
+        }
+        if let Some(heartbeat) = actions.heartbeat {
+            let members = self.inputs.members.borrow().clone().unwrap_or_default();
+            let heartbeat = machine::to_wire(&heartbeat);
+            members.keys().for_each(|member| self.transport.heartbeat(member, heartbeat.clone()));
+        }
+        self.publish(slots, &addresses);
+        if held.keys().ne(done.held.keys()) || is_old(done.told, TELL) {
+            self.tell_nodes(slots, &held, &deadlines);
+            self.metrics.set(&held, since);
+            done.told = Some(instant);
+        }
+        done.held = held;
+        writes
+    }
+
+    /// Until when each address may be used: those of slots that are held, and what an earlier process left of slots of which nothing is known yet.
+    fn deadlines(
+        &self,
+        slots: &[Vec<IpAddr>],
+        held: &BTreeMap<u32, Held>,
+        undecided: &BTreeSet<u32>,
+        now: Duration,
+    ) -> BTreeMap<IpAddr, Instant> {
+        let (instant, earlier) = (Instant::now(), self.table.deadlines());
+        let mut deadlines = BTreeMap::new();
+        for (number, addresses) in (0u32..).zip(slots) {
+            let until = held.get(&number).and_then(|it| instant.checked_add(it.until.saturating_sub(now)));
+            for address in addresses {
+                let kept =
+                    earlier.get(address).filter(|until| undecided.contains(&number) && **until > instant);
+                if let Some(until) = until.or(kept.copied()) {
+                    deadlines.insert(*address, until);
+                }
+            }
+        }
+        deadlines
+    }
+
+    /// Whether the kernel has it, or has no table yet, so that nothing is in use.
+    async fn tell_kernel(&self, deadlines: BTreeMap<IpAddr, Instant>) -> bool {
+        let table = self.table.clone();
+        match tokio::task::spawn_blocking(move || table.hold(deadlines)).await {
+            Ok(Ok(_)) => true,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "cannot tell the kernel which source addresses are held; trying again");
+                false
+            }
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
+    }
+
+    /// For the data path, and for the task that copies connections.
+    fn publish(&self, slots: &[Vec<IpAddr>], addresses: &BTreeSet<IpAddr>) {
+        self.shared.set_sources(Some(sources(slots, addresses)));
+        self.shared.set_standby(addresses.is_empty());
+        let slot = |(number, all): (u32, &Vec<IpAddr>)| {
+            let (term, holder) = self.machine.slot(number);
+            let is_held = !all.is_empty() && all.iter().all(|address| addresses.contains(address));
+            (number, peers::Slot { addresses: all.clone(), term, holder, is_held })
+        };
+        let all: peers::Slots = (0u32..).zip(slots).map(slot).collect();
+        self.slots.send_if_modified(|known| {
+            let is_new = **known != all;
+            if is_new {
+                *known = Arc::new(all);
+            }
+            is_new
+        });
+    }
+
+    fn tell_nodes(
+        &self,
+        slots: &[Vec<IpAddr>],
+        held: &BTreeMap<u32, Held>,
+        deadlines: &BTreeMap<IpAddr, Instant>,
+    ) {
+        let of = |(number, addresses): (u32, &Vec<IpAddr>)| {
+            let term = held.get(&number)?.term;
+            let hold = |address: &IpAddr| {
+                let until = *deadlines.get(address)?;
+                Some(HeldAddress { address: *address, term, until })
+            };
+            Some(addresses.iter().filter_map(hold).collect::<Vec<_>>())
+        };
+        self.shared.set_held((0u32..).zip(slots).filter_map(of).flatten().collect());
+    }
+}
+
+/// The last thing before the program ends: what it holds is out of use, then free.
+pub(crate) async fn finish(machine: &Machine, table: &SourceTable, leases: &Leases, shared: &Shared) {
+    let writes = machine.with(|hold, now| hold.abandon(now));
+    let table = table.clone();
+    let emptied = tokio::task::spawn_blocking(move || table.hold(BTreeMap::new())).await;
+    shared.set_held(Vec::new());
+    if !matches!(emptied, Ok(Ok(_))) {
+        // The kernel ends the use within 1.8 s, and others take the addresses then.
+        return;
+    }
+    let writes: JoinSet<_> = writes.into_iter().map(|write| leases.write(write)).collect();
+    for (write, outcome) in writes.join_all().await {
+        tracing::info!(slot = write.slot, ?outcome, "released a source address");
+    }
+}
+
+/// What the data path does when these addresses are held.
+pub(crate) fn sources(slots: &[Vec<IpAddr>], held: &BTreeSet<IpAddr>) -> Sources {
+    let first = |family| {
+        let mut all = slots.iter().flatten();
+        all.find(|address| IpFamily::of(**address) == family && held.contains(*address)).copied()
+    };
+    Sources {
+        floating: slots.iter().flatten().copied().collect(),
+        translate: IpFamily::BOTH.into_iter().filter_map(|family| Some((family, first(family)?))).collect(),
+        standby: held.is_empty(),
+    }
+}
+
+/// The state that node programs are told.
+pub(crate) fn state(condition: Condition) -> State {
+    match condition {
+        Condition { standby: true, .. } => State::Standby,
+        Condition { draining: true, .. } => State::Draining,
+        Condition { unhealthy: true, .. } => State::Unhealthy,
+        _ => State::Ready,
+    }
+}
+
+/// What keeps a gateway from getting new connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Condition {
+    /// It holds none of the Egress's source addresses.
+    pub(crate) standby: bool,
+    /// It is to end.
+    pub(crate) draining: bool,
+    /// What is probed does not answer.
+    pub(crate) unhealthy: bool,
+}

@@ -1,0 +1,115 @@
+//! All tasks for source addresses, which run only while the Egress has some.
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use fairlead_api::names::EGRESS_PEER_PORT;
+use fairlead_cluster::subsystem::{Health, Supervisor};
+use fairlead_dataplane::egress_gateway::SourceTable;
+use fairlead_egress::EgressName;
+use kube::Client;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::metrics::HoldMetrics;
+use super::{Holds, Inputs, Leases, Machine, finish};
+use crate::peers::{self, Copies, Gateway, Started};
+use crate::shared::Shared;
+use crate::sync::SyncMetrics;
+
+/// How often it is looked whether all tasks run.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long tasks may take to end.
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// What the tasks are made with.
+#[derive(Clone)]
+pub(crate) struct Context {
+    pub(crate) client: Client,
+    pub(crate) egress: EgressName,
+    pub(crate) pod: String,
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) table: SourceTable,
+    pub(crate) metrics: HoldMetrics,
+    pub(crate) sync_metrics: SyncMetrics,
+}
+
+/// Runs until `stop` is cancelled, and then gives up what this gateway holds.
+///
+/// # Errors
+/// The certificate cannot be made, the port cannot be used, or a task ended.
+pub(crate) async fn run(context: Context, stop: CancellationToken) -> anyhow::Result<()> {
+    let mut slots = context.shared.slots();
+    loop {
+        let begun = slots.wait_for(Option::is_some);
+        match stop.run_until_cancelled(begun).await {
+            None | Some(Err(_)) => return Ok(()),
+            Some(Ok(_)) => {}
+        }
+        let mut supervisor = Supervisor::default();
+        let machine = Arc::new(Machine::new(&context.pod));
+        start(&mut supervisor, &context, &machine)?;
+        let over = async { while slots.changed().await.is_ok() && slots.borrow_and_update().is_some() {} };
+        let failure = tokio::select! {
+            _ = stop.run_until_cancelled(over) => None,
+            failure = failed(supervisor.health()) => Some(failure),
+        };
+        // The task that holds addresses ends first: nothing says any more that they are held.
+        supervisor.stop("holds", STOP_TIMEOUT).await;
+        let leases = Leases::new(&context.client, &context.egress);
+        finish(&machine, &context.table, &leases, &context.shared).await;
+        supervisor.shutdown(&["membership"], STOP_TIMEOUT).await;
+        if let Some(failure) = failure {
+            anyhow::bail!("a task for source addresses ended: {failure}");
+        }
+        if stop.is_cancelled() {
+            return Ok(());
+        }
+        context.shared.clear_sources();
+    }
+}
+
+/// Waits until a task has ended; what is said of it.
+async fn failed(health: Health) -> String {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let report = health.liveness();
+        if !report.is_ok() {
+            return report.text(false);
+        }
+    }
+}
+
+fn start(supervisor: &mut Supervisor, context: &Context, machine: &Arc<Machine>) -> anyhow::Result<()> {
+    let (slots, of_copies) = watch::channel(Arc::default());
+    let copies = Copies {
+        slots: of_copies,
+        addresses: Arc::clone(&context.shared) as _,
+        metrics: context.sync_metrics.clone(),
+    };
+    let gateway = Gateway {
+        egress: context.egress.clone(),
+        pod: context.pod.clone(),
+        addresses: context.addresses.clone(),
+        listen: (Ipv6Addr::UNSPECIFIED, EGRESS_PEER_PORT).into(),
+    };
+    let hold = Arc::clone(machine) as _;
+    let Started { peers, complete, joined } =
+        peers::start(supervisor, &context.client, gateway, hold, copies)?;
+    let holds = Holds {
+        machine: Arc::clone(machine),
+        pod: context.pod.clone(),
+        leases: Leases::new(&context.client, &context.egress),
+        transport: Arc::clone(&peers) as _,
+        table: context.table.clone(),
+        shared: Arc::clone(&context.shared),
+        metrics: context.metrics.clone(),
+        inputs: Inputs { members: peers.members(), joined, complete: Some(complete) },
+        slots,
+        current: Vec::new(),
+    };
+    supervisor.subsystem("holds").spawn("source addresses", holds.run());
+    Ok(())
+}

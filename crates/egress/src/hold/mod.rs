@@ -1,0 +1,488 @@
+//! Which gateway of an Egress holds a source address: the protocol of one gateway, without I/O. Time is that of its own monotonic clock.
+//!
+//! Source addresses are numbered as slots, and a gateway holds a slot with all of its addresses. Each slot has a Lease. Who is named there
+//! has the slot with the Lease's term, and may use it until 1.8 s ([`VALIDITY`]) after
+//!
+//! * it sent the heartbeat that all other members have answered with a promise, or
+//! * it began a write of the Lease that succeeded.
+//!
+//! A promise says that for 2 s ([`PROMISE`]) its giver does not take the slot. Another gateway takes it by a write of the Lease with the next
+//! term, which succeeds only if the Lease is what it has seen ([`Write`]), and which it begins only
+//!
+//! * when it has promised nothing, and no member that answers has, and
+//! * when it has seen the Lease unchanged for 2 s, or released by its holder.
+//!
+//! So while all gateways are there nothing is written, and without the API server the holder stays the holder. The difference of 0.2 s is for
+//! clocks that run at different speeds (up to 5 %).
+//!
+//! The caller tells what it hears ([`Hold::lease`], [`Hold::members`], [`Hold::heartbeat`], [`Hold::answer`], [`Hold::written`]), and calls
+//! [`Hold::tick`] every 50 ms or so. What [`Hold::held`] no longer has must be out of use before the writes of that tick begin.
+//!
+//! One case is open: a gateway that starts while its holder hears neither from the API server nor from the new gateway. The holder does not know
+//! it, so does not need its promise, and [`JOIN`] later the new one may take the slot, unless a member that it reaches has promised it.
+
+mod message;
+mod slot;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+pub use message::{Answer, Claim, Heartbeat, Lease, Outcome, Report, Write, WriteKind};
+
+use slot::Slot;
+
+/// How long a hold lasts after the heartbeat or write that confirms it began.
+pub const VALIDITY: Duration = Duration::from_millis(1800);
+/// How long a promise lasts, and how long a Lease must be seen unchanged.
+pub const PROMISE: Duration = Duration::from_secs(2);
+/// Interval of heartbeats.
+pub const HEARTBEAT: Duration = Duration::from_millis(250);
+/// A member that has not answered for this long is not reachable.
+pub const SILENCE: Duration = Duration::from_millis(700);
+/// Interval of writes of a Lease.
+pub const WRITE: Duration = Duration::from_millis(500);
+/// How long a gateway must be a member before it takes a slot that was not released: others may hear of it late.
+pub const JOIN: Duration = Duration::from_secs(4);
+/// How long a gateway must have been ready before another one hands a slot over to it, to share the slots.
+const SETTLED: Duration = Duration::from_secs(10);
+/// How long others leave a released slot to the gateway that was named.
+const SUCCESSION: Duration = Duration::from_millis(700);
+/// A gateway takes slots later for each one that it holds, by its place among the names of those that hold as many, and if its copy of the
+/// connections is not complete; up to a limit.
+const DELAY_HELD: Duration = Duration::from_millis(150);
+const DELAY_PLACE: Duration = Duration::from_millis(50);
+const DELAY_INCOMPLETE: Duration = Duration::from_millis(200);
+const DELAY_LIMIT: Duration = Duration::from_millis(400);
+/// Heartbeats whose answers count.
+const REMEMBERED: u64 = 16;
+
+/// What is known of another gateway.
+#[derive(Debug, Clone, Default)]
+struct Member {
+    /// When it last answered or sent.
+    heard: Option<Duration>,
+    /// Since when it has been ready to take slots.
+    ready_since: Option<Duration>,
+    held: u32,
+    /// By slot: what it has promised to others, or holds itself.
+    blocks: BTreeMap<u32, Block>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Block {
+    term: u64,
+    until: Duration,
+}
+
+/// What this gateway is to do now.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Actions {
+    /// To be sent to all other members.
+    pub heartbeat: Option<Heartbeat>,
+    /// To be tried; [`Hold::written`] is to hear of each.
+    pub writes: Vec<Write>,
+}
+
+/// How this gateway got a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Cause {
+    /// Nobody had held it.
+    Free,
+    /// Its holder was silent.
+    Failure,
+    /// Its holder handed it over.
+    Handover,
+    /// This gateway held it before its program started.
+    Restart,
+}
+
+/// A slot that may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// Its term.
+    pub term: u64,
+    /// Until when it may be used, unless it is confirmed again.
+    pub until: Duration,
+}
+
+/// One gateway.
+#[derive(Debug)]
+pub struct Hold {
+    own: String,
+    members: BTreeMap<String, Member>,
+    /// Whether the API server has said who the members are.
+    is_known: bool,
+    /// Since when this gateway has been a member.
+    joined: Option<Duration>,
+    slots: BTreeMap<u32, Slot>,
+    sequence: u64,
+    /// When heartbeats were sent.
+    sent: BTreeMap<u64, Duration>,
+    /// `None` until this program knows.
+    ready: Option<bool>,
+    draining: bool,
+    complete: bool,
+    /// How slots were got since this was asked last.
+    taken: Vec<(u32, Cause)>,
+}
+
+impl Hold {
+    /// A gateway that knows nothing yet; `own` is the name of its pod.
+    pub fn new(own: &str) -> Self {
+        Self {
+            own: own.to_owned(),
+            members: BTreeMap::new(),
+            is_known: false,
+            joined: None,
+            slots: BTreeMap::new(),
+            sequence: 0,
+            sent: BTreeMap::new(),
+            ready: None,
+            draining: false,
+            complete: false,
+            taken: Vec::new(),
+        }
+    }
+
+    /// How many slots there are. Others are out of use at once.
+    pub fn set_slots(&mut self, count: u32) {
+        self.slots.retain(|slot, _| *slot < count);
+        for slot in 0..count {
+            self.slots.entry(slot).or_default();
+        }
+    }
+
+    /// Whether the data path can forward. A gateway that is not ready hands its slots over, if it can; one of which that has not been said yet
+    /// keeps what its earlier process held.
+    pub fn set_ready(&mut self, ready: bool) {
+        self.ready = Some(ready);
+    }
+
+    /// The gateway is to end: it hands its slots over and takes none.
+    pub fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// Whether the copy of the connections of others is as complete as it can be.
+    pub fn set_complete(&mut self, complete: bool) {
+        self.complete = complete;
+    }
+
+    /// The gateways that there are, as the API server says.
+    pub fn members(&mut self, all: &BTreeSet<String>, now: Duration) {
+        self.is_known = true;
+        self.joined = all.contains(&self.own).then(|| self.joined.unwrap_or(now));
+        self.members.retain(|name, _| all.contains(name));
+        let new: Vec<&String> =
+            all.iter().filter(|name| **name != self.own && !self.members.contains_key(*name)).collect();
+        for slot in self.slots.values_mut() {
+            slot.joined(&self.members, &new, now);
+        }
+        for name in new {
+            self.members.insert(name.clone(), Member::default());
+        }
+        for slot in self.slots.values_mut() {
+            slot.acked.retain(|name, _| self.members.contains_key(name));
+        }
+    }
+
+    /// The Lease of a slot, as the API server says; `None` if there is none, so that nobody may hold it.
+    pub fn lease(&mut self, slot: u32, lease: Option<Lease>, now: Duration) {
+        if let Some(slot) = self.slots.get_mut(&slot) {
+            slot.seen(&self.own, lease, now);
+        }
+    }
+
+    /// Answers a heartbeat of another gateway.
+    pub fn heartbeat(&mut self, from: &str, heartbeat: &Heartbeat, now: Duration) -> Answer {
+        self.hear(from, heartbeat.ready, heartbeat.held, now);
+        let mut answer = Answer {
+            sequence: heartbeat.sequence,
+            ready: self.is_able() && self.complete,
+            held: self.count(now),
+            slots: BTreeMap::new(),
+        };
+        for (number, slot) in &mut self.slots {
+            let claim = heartbeat.claims.iter().find(|claim| claim.slot == *number);
+            let promised = claim.is_some_and(|claim| slot.promise(claim.term, from, now));
+            let until = slot.blocked(&self.members, now);
+            let blocked = until.map(|until| until.saturating_sub(now));
+            answer.slots.insert(*number, Report { term: slot.term, promised, blocked });
+        }
+        answer
+    }
+
+    /// The answer of another gateway to a heartbeat of this one.
+    pub fn answer(&mut self, from: &str, answer: &Answer, now: Duration) {
+        let Some(sent) = self.sent.get(&answer.sequence).copied() else { return };
+        self.hear(from, answer.ready, answer.held, now);
+        let Some(member) = self.members.get_mut(from) else { return };
+        member.blocks.clear();
+        for (number, report) in &answer.slots {
+            if let Some(left) = report.blocked {
+                member.blocks.insert(*number, Block { term: report.term, until: now.saturating_add(left) });
+            }
+            if let Some(slot) = self.slots.get_mut(number) {
+                slot.reported(from, report, sent);
+            }
+        }
+    }
+
+    /// What became of a write.
+    pub fn written(&mut self, write: &Write, outcome: Outcome, now: Duration) {
+        if let Some(slot) = self.slots.get_mut(&write.slot)
+            && let Some(cause) = slot.written(&self.own, write, outcome, now)
+        {
+            self.taken.push((write.slot, cause));
+        }
+    }
+
+    /// How slots were got since the last call.
+    pub fn taken(&mut self) -> Vec<(u32, Cause)> {
+        std::mem::take(&mut self.taken)
+    }
+
+    /// The slots that this gateway may use, until when.
+    pub fn held(&self, now: Duration) -> BTreeMap<u32, Held> {
+        if !self.is_known {
+            // It would seem to be alone.
+            return BTreeMap::new();
+        }
+        let held = self.slots.iter().filter_map(|(number, slot)| {
+            let (term, until) = (slot.claim?, slot.valid_until(&self.members, now));
+            (until > now).then_some((*number, Held { term, until }))
+        });
+        held.collect()
+    }
+
+    /// Slots of which this process does not know yet whether it goes on holding them: what an earlier one has left in the kernel may stay
+    /// there as long as it was to.
+    pub fn undecided(&self) -> BTreeSet<u32> {
+        let is_undecided = |slot: &Slot| {
+            let may_be_own = slot.lease.as_ref().is_none_or(|lease| lease.holder.as_ref() == Some(&self.own));
+            may_be_own && slot.taken.is_none() && !slot.is_leaving() && !self.draining
+        };
+        let slots = self.slots.iter().filter(|(_, slot)| is_undecided(slot));
+        slots.map(|(number, _)| *number).collect()
+    }
+
+    /// What is to be done now.
+    pub fn tick(&mut self, now: Duration) -> Actions {
+        let mut actions = Actions::default();
+        if !self.is_known {
+            return actions;
+        }
+        self.let_go(now);
+        let own = (self.is_able() && self.complete, self.count(now));
+        let numbers: Vec<u32> = self.slots.keys().copied().collect();
+        for number in numbers {
+            if let Some(write) = self.write(number, now) {
+                actions.writes.push(write);
+            }
+        }
+        let is_due = self.sent.last_key_value().is_none_or(|(_, sent)| now >= sent.saturating_add(HEARTBEAT));
+        if is_due && !self.members.is_empty() {
+            actions.heartbeat = Some(self.beat(own, now));
+        }
+        actions
+    }
+
+    /// Releases all slots, as the last thing before the end. The caller stops their use, then tries the writes once.
+    pub fn abandon(&mut self, now: Duration) -> Vec<Write> {
+        self.draining = true;
+        let mut writes = Vec::new();
+        for (number, slot) in &mut self.slots {
+            if slot.claim.is_some() {
+                slot.leave(None);
+            }
+            slot.wrote = None;
+            writes.extend(slot.release(*number, now));
+        }
+        writes
+    }
+
+    fn beat(&mut self, (ready, held): (bool, u32), now: Duration) -> Heartbeat {
+        self.sequence = self.sequence.saturating_add(1);
+        self.sent.insert(self.sequence, now);
+        self.sent.retain(|sequence, _| sequence.saturating_add(REMEMBERED) > self.sequence);
+        let all_answer = self.members.values().all(|member| is_heard(member, now));
+        // A promise that cannot help this gateway would only keep others from taking the slot.
+        let claims = self.slots.iter().filter_map(|(number, slot)| {
+            let term = slot.claim?;
+            let is_of_use = slot.valid_until(&self.members, now) > now || all_answer;
+            is_of_use.then_some(Claim { slot: *number, term })
+        });
+        Heartbeat { sequence: self.sequence, claims: claims.collect(), ready, held }
+    }
+
+    /// Whether it may take slots.
+    fn is_able(&self) -> bool {
+        self.ready == Some(true) && !self.draining && self.joined.is_some()
+    }
+
+    fn count(&self, now: Duration) -> u32 {
+        u32::try_from(self.held(now).len()).unwrap_or(u32::MAX)
+    }
+
+    fn hear(&mut self, from: &str, ready: bool, held: u32, now: Duration) {
+        let Some(member) = self.members.get_mut(from) else { return };
+        member.heard = Some(now);
+        member.held = held;
+        member.ready_since = ready.then(|| member.ready_since.unwrap_or(now));
+    }
+
+    /// Gives up slots that another gateway should have.
+    fn let_go(&mut self, now: Duration) {
+        if self.draining || self.ready == Some(false) {
+            let heirs = self.heirs(Duration::ZERO, now);
+            let claimed = self.slots.values_mut().filter(|slot| slot.claim.is_some());
+            for (slot, (_, heir)) in claimed.zip(heirs.iter().cycle()) {
+                slot.leave(Some(heir.clone()));
+            }
+            return;
+        }
+        let own = self.count(now);
+        let idle = self.heirs(SETTLED, now).into_iter().find(|(held, _)| *held == 0);
+        // One at a time: what the heir holds then is known with its next heartbeat.
+        let (Some((_, heir)), true, false) = (idle, own >= 2, self.slots.values().any(Slot::is_leaving))
+        else {
+            return;
+        };
+        let is_settled = |slot: &&mut Slot| {
+            slot.claim.is_some() && slot.taken.is_none_or(|at| now >= at.saturating_add(SETTLED))
+        };
+        if let Some(slot) = self.slots.values_mut().rev().find(is_settled) {
+            slot.leave(Some(heir));
+        }
+    }
+
+    /// Members that have been able to take slots for this long, with how many they hold, those with the fewest first.
+    fn heirs(&self, settled: Duration, now: Duration) -> Vec<(u32, String)> {
+        let is_settled = |member: &Member| {
+            let since = member.ready_since.filter(|_| is_heard(member, now));
+            since.is_some_and(|since| now >= since.saturating_add(settled))
+        };
+        let able = self.members.iter().filter(|(_, member)| is_settled(member));
+        let mut heirs: Vec<_> = able.map(|(name, member)| (member.held, name.clone())).collect();
+        heirs.sort();
+        heirs
+    }
+
+    /// The write of a slot's Lease that is due.
+    fn write(&mut self, number: u32, now: Duration) -> Option<Write> {
+        let (delay, may_take) = (self.delay(now), self.may_take(number, now));
+        let (draining, own) = (self.draining, self.own.clone());
+        let slot = self.slots.get_mut(&number)?;
+        if slot.in_flight.is_some() {
+            return None;
+        }
+        if slot.is_leaving() {
+            return slot.release(number, now);
+        }
+        let is_due = slot.wrote.is_none_or(|at| now >= at.saturating_add(WRITE));
+        let lease = slot.lease.clone()?;
+        if slot.claim.is_some() {
+            let oldest = slot.oldest(&self.members, now);
+            let is_silent = oldest.is_none_or(|at| now >= at.saturating_add(SILENCE));
+            return if is_silent && is_due {
+                slot.begin(WriteKind::Renew, number, Some(own), None, now)
+            } else {
+                None
+            };
+        }
+        if lease.holder.as_ref() == Some(&own) {
+            // This gateway has it from before its program started, or by a write without an answer. It may have made a promise since.
+            if !is_due || slot.has_promised(now) {
+                return None;
+            }
+            return match draining {
+                true => slot.begin(WriteKind::Release, number, None, None, now),
+                false => slot.begin(WriteKind::Renew, number, Some(own), None, now),
+            };
+        }
+        if !may_take {
+            slot.able_since = None;
+            // Whether an earlier attempt succeeds must be known before this gateway can promise anything.
+            return if slot.open_take && is_due {
+                slot.begin(WriteKind::Void, number, lease.holder, lease.successor, now)
+            } else {
+                None
+            };
+        }
+        let is_heir = lease.successor.as_ref() == Some(&own);
+        let able_since = *slot.able_since.get_or_insert(now);
+        let delay = if is_heir { Duration::ZERO } else { delay };
+        let is_time = now >= able_since.saturating_add(delay) && (is_due || is_heir);
+        if is_time { slot.begin(WriteKind::Take, number, Some(own), None, now) } else { None }
+    }
+
+    /// Whether nothing but the order among gateways keeps this one from taking a slot.
+    fn may_take(&self, number: u32, now: Duration) -> bool {
+        let Some(slot) = self.slots.get(&number) else { return false };
+        let (Some(lease), Some(joined)) = (&slot.lease, self.joined) else { return false };
+        if !self.is_able() {
+            return false;
+        }
+        let released = lease.holder.is_none();
+        // Its holder had this term, so all of before are void.
+        let is_void = |term: u64| released && term <= lease.term;
+        if slot.promise.as_ref().is_some_and(|promise| promise.until > now && !is_void(promise.term)) {
+            return false;
+        }
+        let blocks = |member: &Member| {
+            let block = member.blocks.get(&number).filter(|block| block.until > now && !is_void(block.term));
+            is_heard(member, now) && block.is_some()
+        };
+        if self.members.values().any(blocks) {
+            return false;
+        }
+        let since = |time: Duration| now.saturating_sub(time);
+        if !released {
+            return since(slot.seen_at) >= PROMISE && since(joined) >= JOIN;
+        }
+        match &lease.successor {
+            Some(heir) if *heir != self.own => {
+                let answers = self.members.get(heir).is_some_and(|member| is_heard(member, now));
+                !answers || since(slot.seen_at) >= SUCCESSION
+            }
+            _ => true,
+        }
+    }
+
+    /// How long others have the precedence.
+    fn delay(&self, now: Duration) -> Duration {
+        let own = self.count(now);
+        let before = |(name, member): &(&String, &Member)| {
+            is_heard(member, now)
+                && member.ready_since.is_some()
+                && member.held == own
+                && name.as_str() < self.own.as_str()
+        };
+        let place = u32::try_from(self.members.iter().filter(before).count()).unwrap_or(u32::MAX);
+        let order = DELAY_HELD.saturating_mul(own).saturating_add(DELAY_PLACE.saturating_mul(place));
+        let copy = if self.complete { Duration::ZERO } else { DELAY_INCOMPLETE };
+        order.min(DELAY_LIMIT).saturating_add(copy)
+    }
+
+    /// Since when members have been silent, for metrics: the age of the older confirmation of each held slot.
+    pub fn since_confirmed(&self, now: Duration) -> Option<Duration> {
+        let held = self.held(now);
+        held.values().map(|held| now.saturating_add(VALIDITY).saturating_sub(held.until)).max()
+    }
+
+    /// The greatest term that is known of a slot.
+    pub fn term(&self, slot: u32) -> Option<u64> {
+        self.slots.get(&slot).map(|slot| slot.term)
+    }
+
+    /// Whether it claims a slot, be it valid or not, or is handing one over.
+    pub fn is_involved(&self) -> bool {
+        self.slots.values().any(|slot| slot.claim.is_some() || slot.is_leaving())
+    }
+}
+
+fn is_heard(member: &Member, now: Duration) -> bool {
+    member.heard.is_some_and(|at| now < at.saturating_add(SILENCE))
+}

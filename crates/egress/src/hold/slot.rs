@@ -1,0 +1,221 @@
+//! One slot, as one gateway knows it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::{Cause, Lease, Member, Outcome, PROMISE, Report, VALIDITY, WRITE, Write, WriteKind};
+
+/// Not to take the slot from a holder.
+#[derive(Debug, Clone)]
+pub(super) struct Promise {
+    pub(super) term: u64,
+    pub(super) until: Duration,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Slot {
+    pub(super) lease: Option<Lease>,
+    /// When the present version of the Lease was first seen.
+    pub(super) seen_at: Duration,
+    /// The greatest term that is known.
+    pub(super) term: u64,
+    pub(super) promise: Option<Promise>,
+    /// The term with which this gateway holds the slot, be it confirmed or not.
+    pub(super) claim: Option<u64>,
+    /// Since when it does.
+    pub(super) taken: Option<Duration>,
+    /// When the last successful write began.
+    renewed: Option<Duration>,
+    /// By member: when the last heartbeat was sent that it has answered with a promise for this claim.
+    pub(super) acked: BTreeMap<String, Duration>,
+    /// A write that has had no outcome yet.
+    pub(super) in_flight: Option<WriteKind>,
+    /// A write that takes the slot has had no answer, so it may still succeed: until the Lease is known to have another version.
+    pub(super) open_take: bool,
+    /// When the last write began.
+    pub(super) wrote: Option<Duration>,
+    /// Since when only the order among gateways keeps this one from taking it.
+    pub(super) able_since: Option<Duration>,
+    /// It was given up, and the Lease does not say so yet; to whom.
+    leaving: Option<Option<String>>,
+}
+
+impl Slot {
+    /// The Lease was read. Older versions than a known one say nothing.
+    pub(super) fn seen(&mut self, own: &str, lease: Option<Lease>, now: Duration) {
+        let Some(lease) = lease else {
+            let taken = Some(self.taken.unwrap_or(now));
+            *self = Self { term: self.term, promise: self.promise.take(), taken, ..Self::default() };
+            return;
+        };
+        let known = self.lease.as_ref().map(|known| known.version);
+        if known.is_some_and(|known| known >= lease.version) {
+            return;
+        }
+        self.term = self.term.max(lease.term);
+        // With another version, no earlier write can succeed.
+        self.open_take = false;
+        self.seen_at = now;
+        self.able_since = None;
+        if lease.holder.as_deref() != Some(own) {
+            self.leaving = None;
+            self.lose();
+        }
+        self.lease = Some(lease);
+        self.drop_superseded();
+    }
+
+    fn drop_superseded(&mut self) {
+        if self.claim.is_some_and(|claim| claim < self.term) {
+            self.lose();
+        }
+    }
+
+    fn lose(&mut self) {
+        self.claim = None;
+        self.renewed = None;
+        self.acked.clear();
+    }
+
+    /// Whether this gateway promises not to take the slot from the holder of this term.
+    pub(super) fn promise(&mut self, term: u64, from: &str, now: Duration) -> bool {
+        let takes = self.open_take || self.in_flight == Some(WriteKind::Take);
+        // Without the Lease, it does not know whether a greater term was given by itself before it started.
+        let Some(lease) = self.lease.as_ref().filter(|_| !takes) else { return false };
+        if term < self.term || self.claim.is_some_and(|claim| claim >= term) {
+            return false;
+        }
+        if lease.term == term && lease.holder.as_deref() != Some(from) {
+            // Released, or another's: the claim is older than the Lease.
+            return false;
+        }
+        self.term = term;
+        self.drop_superseded();
+        self.promise = Some(Promise { term, until: now.saturating_add(PROMISE) });
+        self.able_since = None;
+        true
+    }
+
+    /// Whether a promise is running.
+    pub(super) fn has_promised(&self, now: Duration) -> bool {
+        self.promise.as_ref().is_some_and(|promise| promise.until > now)
+    }
+
+    /// Until when this gateway, or one to which it has promised so, has the slot.
+    pub(super) fn blocked(&self, members: &BTreeMap<String, Member>, now: Duration) -> Option<Duration> {
+        let own = self.claim.map(|_| self.valid_until(members, now));
+        let promised = self.promise.as_ref().map(|promise| promise.until);
+        own.max(promised).filter(|until| *until > now)
+    }
+
+    /// A member's answer to a heartbeat that was sent then.
+    pub(super) fn reported(&mut self, from: &str, report: &Report, sent: Duration) {
+        self.term = self.term.max(report.term);
+        self.drop_superseded();
+        if report.promised && self.claim == Some(report.term) {
+            let acked = self.acked.entry(from.to_owned()).or_default();
+            *acked = sent.max(*acked);
+        }
+    }
+
+    /// Members that are new: their promises are missed only from now on, since they take nothing for a while.
+    pub(super) fn joined(&mut self, members: &BTreeMap<String, Member>, new: &[&String], now: Duration) {
+        let Some(oldest) = self.oldest(members, now).filter(|_| self.claim.is_some()) else { return };
+        for name in new {
+            self.acked.insert((*name).clone(), oldest);
+        }
+    }
+
+    /// When the heartbeat was sent since which all members have promised; `None` if one has promised nothing.
+    pub(super) fn oldest(&self, members: &BTreeMap<String, Member>, now: Duration) -> Option<Duration> {
+        let promised = members.keys().map(|name| self.acked.get(name).copied());
+        promised.min().unwrap_or(Some(now))
+    }
+
+    /// Until when a claim is confirmed.
+    pub(super) fn valid_until(&self, members: &BTreeMap<String, Member>, now: Duration) -> Duration {
+        let confirmed = self.oldest(members, now).max(self.renewed);
+        confirmed.map_or(Duration::ZERO, |at| at.saturating_add(VALIDITY))
+    }
+
+    pub(super) fn is_leaving(&self) -> bool {
+        self.leaving.is_some()
+    }
+
+    /// Gives the slot up.
+    pub(super) fn leave(&mut self, heir: Option<String>) {
+        self.lose();
+        self.leaving = Some(heir);
+        // The first write does not wait for the interval of renewals.
+        self.wrote = None;
+    }
+
+    /// The write that says that the slot was given up.
+    pub(super) fn release(&mut self, number: u32, now: Duration) -> Option<Write> {
+        let heir = self.leaving.clone()?;
+        let is_due = self.wrote.is_none_or(|at| now >= at.saturating_add(WRITE));
+        if is_due { self.begin(WriteKind::Release, number, None, heir, now) } else { None }
+    }
+
+    /// Begins a write.
+    pub(super) fn begin(
+        &mut self,
+        kind: WriteKind,
+        slot: u32,
+        holder: Option<String>,
+        successor: Option<String>,
+        now: Duration,
+    ) -> Option<Write> {
+        let lease = self.lease.as_ref()?;
+        let term =
+            if kind == WriteKind::Take { lease.term.max(self.term).checked_add(1)? } else { lease.term };
+        self.in_flight = Some(kind);
+        self.wrote = Some(now);
+        Some(Write { slot, kind, base: lease.version, holder, term, successor, began: now })
+    }
+
+    /// What became of a write. Returns how the slot was got, if it was.
+    pub(super) fn written(
+        &mut self,
+        own: &str,
+        write: &Write,
+        outcome: Outcome,
+        now: Duration,
+    ) -> Option<Cause> {
+        self.in_flight = None;
+        let version = match outcome {
+            Outcome::Done(version) => version,
+            Outcome::Refused => {
+                // Either it was never tried, or the Lease has changed, which will be seen. An attempt before it may have done that.
+                return None;
+            }
+            Outcome::Unknown => {
+                let has_base = self.lease.as_ref().is_some_and(|lease| lease.version == write.base);
+                self.open_take |= write.kind == WriteKind::Take && has_base;
+                return None;
+            }
+        };
+        let before = self.lease.clone();
+        let is_leaving = self.leaving.clone();
+        let Write { holder, term, successor, .. } = write.clone();
+        self.seen(own, Some(Lease { version, holder, term, successor }), now);
+        let is_current = self.lease.as_ref().is_some_and(|lease| lease.version == version);
+        let holds = matches!(write.kind, WriteKind::Renew | WriteKind::Take) && is_current;
+        if !holds || is_leaving.is_some() || term < self.term {
+            return None;
+        }
+        self.renewed = self.renewed.max(Some(write.began));
+        if self.claim == Some(term) {
+            return None;
+        }
+        (self.claim, self.taken) = (Some(term), Some(now));
+        self.acked.clear();
+        Some(match (write.kind, before) {
+            (WriteKind::Renew, _) => Cause::Restart,
+            (_, Some(lease)) if lease.holder.is_some() => Cause::Failure,
+            (_, Some(lease)) if lease.term > 0 => Cause::Handover,
+            _ => Cause::Free,
+        })
+    }
+}

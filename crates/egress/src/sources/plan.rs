@@ -1,0 +1,101 @@
+//! What the controller does with the Leases of source addresses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use fairlead_api::resources::Egress;
+use k8s_openapi::api::coordination::v1::Lease;
+
+use super::{REUSE, addresses_of, is_ours, leases, slot_lease, slot_of};
+
+/// Since when addresses have had no Lease, on the controller's monotonic clock.
+#[derive(Debug, Clone, Default)]
+pub struct Resting {
+    /// Before the first look it is not known which addresses had one.
+    first: Option<Duration>,
+    seen: BTreeMap<IpAddr, Duration>,
+}
+
+impl Resting {
+    /// Takes note of all Leases that there are, of all Egresses, also of those that are being deleted.
+    pub fn look<'a>(&mut self, leases: impl IntoIterator<Item = &'a Lease>, now: Duration) {
+        self.first.get_or_insert(now);
+        self.seen.retain(|_, at| now < at.saturating_add(REUSE));
+        for address in leases.into_iter().flat_map(addresses_of) {
+            self.seen.insert(address, now);
+        }
+    }
+
+    /// Whether an address may get a Lease.
+    pub fn is_free(&self, address: IpAddr, now: Duration) -> bool {
+        let is_over = |at: Duration| now >= at.saturating_add(REUSE);
+        self.first.is_some_and(is_over) && self.seen.get(&address).is_none_or(|at| is_over(*at))
+    }
+}
+
+/// What is to be done for an Egress.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Plan {
+    /// Names of all of its Leases, to which gateways have a right.
+    pub names: BTreeSet<String>,
+    /// Leases to create.
+    pub create: Vec<Lease>,
+    /// Leases to delete, as they were read.
+    pub delete: Vec<Lease>,
+    /// The addresses of each slot that has its Lease, for the status.
+    pub slots: Vec<Vec<IpAddr>>,
+    /// Who holds them.
+    pub holders: Vec<Option<String>>,
+    /// An address rests, so another look is needed.
+    pub waits: bool,
+}
+
+/// What is to be done for an Egress with these permitted slots (none without source addresses), when it has these Leases.
+pub fn plan(
+    egress: &Egress,
+    slots: &[Vec<IpAddr>],
+    live: &[Lease],
+    resting: &Resting,
+    now: Duration,
+) -> Plan {
+    let name = egress.metadata.name.as_deref().unwrap_or_default();
+    let wanted = if slots.is_empty() { BTreeMap::new() } else { leases(egress, slots) };
+    let mut plan = Plan {
+        names: wanted.keys().cloned().collect(),
+        slots: vec![Vec::new(); slots.len()],
+        holders: vec![None; slots.len()],
+        ..Plan::default()
+    };
+    let mut present = BTreeSet::new();
+    for lease in live.iter().filter(|lease| is_ours(name, lease)) {
+        let named = lease.metadata.name.clone().unwrap_or_default();
+        let is_right = wanted.get(&named).is_some_and(|it| addresses_of(it) == addresses_of(lease));
+        let is_going = lease.metadata.deletion_timestamp.is_some();
+        let slot = slot_of(name, &named).and_then(|slot| usize::try_from(slot).ok());
+        match (is_right, is_going, slot) {
+            (true, false, Some(slot)) => {
+                if let (Some(addresses), Some(holder)) =
+                    (plan.slots.get_mut(slot), plan.holders.get_mut(slot))
+                {
+                    *addresses = addresses_of(lease);
+                    *holder = slot_lease(lease).and_then(|lease| lease.lease.holder);
+                }
+            }
+            (false, false, _) => plan.delete.push(lease.clone()),
+            _ => {}
+        }
+        present.insert(named);
+    }
+    for (named, lease) in wanted {
+        if present.contains(&named) {
+            continue;
+        }
+        if addresses_of(&lease).iter().all(|address| resting.is_free(*address, now)) {
+            plan.create.push(lease);
+        } else {
+            plan.waits = true;
+        }
+    }
+    plan
+}
