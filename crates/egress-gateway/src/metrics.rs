@@ -237,6 +237,13 @@ impl Collector for Collected {
         to.counters("encapsulated_packets", "Packets sent to clients", &sent)?;
         let received = [(Labels::new(), counters.of(Counted::Decapsulated))];
         to.counters("decapsulated_packets", "Packets received from clients", &received)?;
+        let bytes = [("sent", Counted::SentBytes), ("received", Counted::ReceivedBytes)];
+        let bytes = bytes.map(|(direction, it)| (vec![("direction", direction.to_owned())], counters.of(it)));
+        to.counters(
+            "forwarded_bytes",
+            "Bytes that all clients sent and received, from their IP headers on",
+            &bytes,
+        )?;
         for (what, help, value) in [
             ("nftables_masqueraded_packets", "First packets of connections whose source was translated", 0),
             (
@@ -416,6 +423,8 @@ mod tests {
             |line: &&str| !["client_pod_count", "entries_count"].iter().any(|name| line.contains(name));
         let usual: String = text.lines().filter(is_usual).map(|line| format!("{line}\n")).collect();
         testbed_metrics::promtool::check_metrics(&usual).unwrap();
+        let unknown = testbed_metrics::Program::Gateway.unknown(&testbed_metrics::Exposed::parse(&text));
+        assert_eq!(unknown.unwrap(), [""; 0], "the dashboard and the alerts query what is there");
         for line in [
             "coil_egress_client_pod_count{namespace=\"n\",egress=\"e\"} 3",
             "coil_egress_nf_conntrack_entries_count{namespace=\"n\",pod=\"p\",egress=\"e\"} 5",
@@ -424,6 +433,7 @@ mod tests {
             "coil_egress_dropped_packets_total{reason=\"inner_source\"} 0",
             "coil_egress_registrations_total{result=\"NodeUnknown\"} 1",
             "coil_egress_data_path_changes_total 3",
+            "coil_egress_forwarded_bytes_total{direction=\"sent\"} 0",
             "coil_egress_client_bytes_total{client_namespace=\"shop\",client_pod=\"web\",direction=\"received\"} 200",
             "coil_egress_client_connections{client_namespace=\"shop\",client_pod=\"web\"} 4",
             "coil_egress_conntrack_failures_total{reason=\"insert_failed\"} 0",

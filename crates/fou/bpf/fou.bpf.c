@@ -115,6 +115,8 @@ enum counter {
 	COUNT_FAILED, /* a kernel helper failed */
 	COUNT_CHOSEN, /* flows, or clients, for which a gateway was chosen */
 	COUNT_FOREIGN_SOURCE,
+	COUNT_SENT_BYTES, /* by clients, from the inner IP header on */
+	COUNT_RECEIVED_BYTES,
 	COUNTERS,
 };
 
@@ -198,12 +200,17 @@ struct {
 	__type(value, __u64);
 } fou_counters SEC(".maps");
 
-static __always_inline void count(__u32 which)
+static __always_inline void add(__u32 which, __u32 more)
 {
 	__u64 *value = bpf_map_lookup_elem(&fou_counters, &which);
 
 	if (value)
-		*value += 1;
+		*value += more;
+}
+
+static __always_inline void count(__u32 which)
+{
+	add(which, 1);
 }
 
 /* A packet that is yet to be segmented counts as its segments; their headers are in `bytes` once. */
@@ -219,6 +226,7 @@ static __always_inline void count_sent(const struct __sk_buff *skb, const struct
 	if (t) {
 		t->sent_packets += packets(skb);
 		t->sent_bytes += bytes;
+		add(COUNT_SENT_BYTES, bytes);
 	}
 }
 
@@ -229,6 +237,7 @@ static __always_inline void count_received(const struct __sk_buff *skb, const st
 	if (t) {
 		t->received_packets += packets(skb);
 		t->received_bytes += bytes;
+		add(COUNT_RECEIVED_BYTES, bytes);
 	}
 }
 

@@ -31,11 +31,15 @@ pub enum Counter {
     ///
     /// [`Settings::own`]: crate::Settings::own
     ForeignSource,
+    /// Bytes of all [`ClientTraffic::sent_bytes`].
+    SentBytes,
+    /// Bytes of all [`ClientTraffic::received_bytes`].
+    ReceivedBytes,
 }
 
 impl Counter {
     /// All of them, in the order of the map.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Encapsulated,
         Self::Decapsulated,
         Self::UnknownSender,
@@ -47,6 +51,8 @@ impl Counter {
         Self::Failed,
         Self::Chosen,
         Self::ForeignSource,
+        Self::SentBytes,
+        Self::ReceivedBytes,
     ];
 
     /// Its name, in words joined by underscores as metrics have them.
@@ -62,6 +68,8 @@ impl Counter {
             Self::InnerSource => "inner_source",
             Self::Malformed => "malformed",
             Self::NoGateway => "no_gateway",
+            Self::ReceivedBytes => "received_bytes",
+            Self::SentBytes => "sent_bytes",
             Self::UnknownSender => "unknown_sender",
         }
     }

@@ -9,22 +9,28 @@ use crate::query::{self, Query};
 const CONTROLLER_PREFIXES: &[&str] =
     &["coil_controller_", "controller_runtime_", "fairlead_controller_", "workqueue_"];
 
+/// Beginnings of the names of metrics that only gateways of Egresses have.
+const GATEWAY_PREFIXES: &[&str] = &["coil_egress_"];
+
 /// A program that exposes metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
     /// Exposes what is only its own.
     Controller,
+    /// A gateway of an Egress: exposes what is only its own.
+    Gateway,
     /// Exposes everything else.
     Node,
 }
 
 impl Program {
     fn has(self, metric: &str) -> bool {
-        let is_of_controller = CONTROLLER_PREFIXES.iter().any(|prefix| metric.starts_with(prefix));
+        let begins = |prefixes: &[&str]| prefixes.iter().any(|prefix| metric.starts_with(prefix));
         match self {
-            Self::Controller => is_of_controller,
+            Self::Controller => begins(CONTROLLER_PREFIXES),
+            Self::Gateway => begins(GATEWAY_PREFIXES),
             // Prometheus itself records `up`.
-            Self::Node => !is_of_controller && metric != "up",
+            Self::Node => !begins(CONTROLLER_PREFIXES) && !begins(GATEWAY_PREFIXES) && metric != "up",
         }
     }
 
@@ -53,12 +59,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_dashboard_and_the_alerts_have_queries_of_both_programs() {
+    fn the_dashboard_and_the_alerts_have_queries_of_all_programs() {
         assert!(deployed_queries().unwrap().len() > 30);
         let nothing = Exposed::default();
-        for (program, metric) in
-            [(Program::Controller, "coil_controller_max_blocks"), (Program::Node, "fairlead_peers")]
-        {
+        for (program, metric) in [
+            (Program::Controller, "coil_controller_max_blocks"),
+            (Program::Gateway, "coil_egress_unhealthy"),
+            (Program::Node, "fairlead_peers"),
+        ] {
             let unknown = program.unknown(&nothing).unwrap();
             assert!(unknown.iter().any(|it| it.starts_with(&format!("metric {metric} "))), "{unknown:#?}");
         }

@@ -22,6 +22,8 @@ type Result<T> = std::result::Result<T, SysctlError>;
 
 const IPV4: &str = "/proc/sys/net/ipv4";
 const IPV6: &str = "/proc/sys/net/ipv6";
+/// Settings of connection tracking, which are there once its module is.
+const NETFILTER: &str = "/proc/sys/net/netfilter";
 /// The widest range of groups that every kernel takes for `ping_group_range`, as the kernel prints it.
 const ALL_GROUPS: &str = "0\t2147483647";
 
@@ -196,7 +198,8 @@ pub fn accept_ipv6(interface: &str) -> Result<bool> {
 
 /// Makes a pod forward what arrives for others, as an egress gateway does, and returns the files that were changed. Packets that come
 /// out of a tunnel have sources that the main table routes elsewhere, so the check of sources (`rp_filter`, RFC 3704) is off.
-/// Every group may open sockets for ICMP echo alone, which probe what is outside. For the network namespace of a pod: the host's setting is
+/// Connections are reported and counted from their first packet on, whether or not a program listens. Every group may open sockets for ICMP
+/// echo alone, which probe what is outside. For the network namespace of a pod: the host's setting is
 /// [`enable_forwarding`]'s.
 ///
 /// # Errors
@@ -209,6 +212,8 @@ pub fn forward_in_gateway(interface: &str) -> Result<Vec<PathBuf>> {
         filter("all"),
         filter("default"),
         filter(interface),
+        (Path::new(NETFILTER).join("nf_conntrack_events"), "1"),
+        (Path::new(NETFILTER).join("nf_conntrack_acct"), "1"),
         // Last: a user namespace without all groups refuses it.
         (Path::new(IPV4).join("ping_group_range"), ALL_GROUPS),
     ];

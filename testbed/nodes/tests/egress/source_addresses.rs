@@ -122,7 +122,10 @@ fn all_gateways_know_the_connections_and_none_is_lost_when_programs_and_gateways
     let mark = Instant::now();
     let before = holder(&cluster);
     cluster.kubectl(&["-n", FLOATING, "delete", "pod", &before.name, "--wait=false"]).unwrap();
-    let moved = || Ok(ensure!(holder(&cluster).name != before.name, "still {before:?}"));
+    let moved = || {
+        ensure!(holder(&cluster).name != before.name, "still {before:?}");
+        Ok(())
+    };
     eventually(TIMEOUT, moved).unwrap();
     outgoing.lost_nothing(mark, "the holder is deleted");
     let status = ["-n", FLOATING, "rollout", "status", "deployment/nat", "--timeout=120s"];
