@@ -2,7 +2,6 @@
 //! router asks for them by ARP and NDP.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read as _;
 use std::net::IpAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -16,6 +15,9 @@ use crate::bed::{Pod, Room, TIMEOUT, network, server};
 use crate::failures::{Outgoing, kill};
 use crate::outside::{ask_by_udp, connect, no_client_address_was_seen, outside, run};
 use crate::setup::{FLOATING, Gateway, gateways, source_addresses};
+
+/// The node that has gateways and no API server.
+const SECOND: &str = "cloud-2";
 
 /// Client pods of the Egress with source addresses.
 fn clients(room: &Room<'_>, replicas: usize) -> Vec<Pod> {
@@ -39,7 +41,22 @@ fn holder(cluster: &Cluster) -> Gateway {
     .unwrap()
 }
 
-/// New connections have the address within `limit`.
+/// The holder, on the node without the API server: no address can be taken over without that.
+fn holder_on_the_second_node(cluster: &Cluster) -> Gateway {
+    eventually(TIMEOUT, || {
+        let found = holder(cluster);
+        if found.node != SECOND {
+            // It hands over.
+            cluster.kubectl(&["-n", FLOATING, "delete", "pod", &found.name, "--wait=false"])?;
+        }
+        ensure!(found.node == SECOND, "{found:?}");
+        cluster.kubectl(&["-n", FLOATING, "rollout", "status", "deployment/nat", "--timeout=120s"])?;
+        Ok(found)
+    })
+    .unwrap()
+}
+
+/// New connections have the address.
 fn is_held(cluster: &Cluster, place: &ForeignNetwork) {
     let held = source_addresses(cluster).unwrap();
     let works = || -> Result<()> {
@@ -82,8 +99,9 @@ fn tuples(cluster: &Cluster, gateway: &Gateway, clients: &BTreeSet<IpAddr>) -> R
                 .and_then(|source| source.parse().ok())
                 .is_some_and(|source: IpAddr| clients.contains(&source))
         };
+        let differs = ["use=", "mark=", "packets=", "bytes="];
         let keep =
-            |word: &&str| word.contains('=') && !word.starts_with("use=") && !word.starts_with("mark=");
+            |word: &&str| word.contains('=') && !differs.iter().any(|beginning| word.starts_with(beginning));
         found.extend(listed.lines().filter(of_clients).map(|line| {
             let protocol = line.split_whitespace().next().unwrap_or_default();
             [protocol].into_iter().chain(line.split_whitespace().filter(keep)).collect::<Vec<_>>().join(" ")
@@ -142,7 +160,7 @@ fn all_gateways_know_the_connections_and_none_is_lost_when_programs_and_gateways
 fn connections_go_on_when_the_holders_node_loses_its_power() {
     let mut cluster = BED.alone();
     let room = Room::new(&cluster, "holder-power");
-    let victim = holder(&cluster);
+    let victim = holder_on_the_second_node(&cluster);
     let pods: Vec<Pod> = clients(&room, 6).into_iter().filter(|pod| pod.node != victim.node).collect();
     let outgoing = Outgoing::start(&cluster, &pods, &outside(&cluster).addresses(), true);
     let place = network(&cluster, &pods[0]);
@@ -175,6 +193,7 @@ fn connections_go_on_when_the_holders_node_loses_its_power() {
 /// `tcpdump` on the network of the nodes: when which node sent a packet with a source address.
 struct Capture {
     child: Child,
+    output: tempfile::NamedTempFile,
 }
 
 impl Capture {
@@ -184,19 +203,19 @@ impl Capture {
         let router = cluster.sites()[0].router();
         let mut command = Command::new("tcpdump");
         command.args(["-l", "-n", "-e", "-tt", "-Q", "in", "-i", "lan", &filter]);
-        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        let output = tempfile::NamedTempFile::new().unwrap();
+        command.stdout(output.reopen().unwrap()).stderr(Stdio::null());
         let child = router.inside(|| command.spawn()).unwrap().unwrap();
         std::thread::sleep(Duration::from_secs(1));
-        Self { child }
+        Self { child, output }
     }
 
     /// Seconds of the first and last packet of each node, by its MAC address, and the times of all.
     fn end(mut self) -> BTreeMap<String, Vec<f64>> {
         std::thread::sleep(Duration::from_secs(1));
         self.child.kill().unwrap();
-        let mut text = String::new();
-        self.child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
         let _ = self.child.wait();
+        let text = std::fs::read_to_string(self.output.path()).unwrap();
         let mut found: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         for line in text.lines() {
             let mut words = line.split_whitespace();
@@ -212,7 +231,7 @@ impl Capture {
 fn a_holder_that_is_cut_off_does_not_use_its_addresses_when_it_is_back() {
     let cluster = BED.alone();
     let room = Room::new(&cluster, "cut");
-    let victim = holder(&cluster);
+    let victim = holder_on_the_second_node(&cluster);
     let pods: Vec<Pod> = clients(&room, 6).into_iter().filter(|pod| pod.node != victim.node).collect();
     let outgoing = Outgoing::start(&cluster, &pods, &outside(&cluster).addresses(), true);
     let capture = Capture::start(&cluster, &source_addresses(&cluster).unwrap());
