@@ -408,12 +408,15 @@ fn attach(
     name: &str,
     program: &Program,
 ) -> Result<()> {
-    match socket.apply(&[add_clsact(link)?]) {
-        Err(error) if !error.is_existing() => return Err(Error::netlink(error, WITHOUT_CLSACT)),
+    let filter = set_bpf_filter(&place(link, hook), name, program.fd.as_fd())?;
+    // Without the former the kernel refuses the latter.
+    let mut outcomes = socket.apply_each(&[add_clsact(link)?, filter])?.into_iter();
+    match outcomes.next() {
+        Some(Err(error)) if !error.is_existing() => return Err(Error::netlink(error, WITHOUT_CLSACT)),
         _ => {}
     }
-    let filter = set_bpf_filter(&place(link, hook), name, program.fd.as_fd())?;
-    socket.apply(&[filter]).map_err(|error| Error::netlink(error, WITHOUT_CLS_BPF))
+    let filtered = outcomes.next().unwrap_or(Ok(()));
+    filtered.map_err(|error| Error::netlink(error, WITHOUT_CLS_BPF))
 }
 
 fn detach(socket: &mut RouteSocket, link: u32, hook: FilterHook) -> Result<()> {
