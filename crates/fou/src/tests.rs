@@ -132,7 +132,7 @@ fn programs_that_were_loaded_ahead_are_attached_in_any_namespace() {
         let namespace = Namespace::new();
         namespace.veth("eth0", &namespace, "other");
         let uplink: u32 = namespace.sh("ip -o link show eth0 | cut -d: -f1").trim().parse().unwrap();
-        let ids = loaded.as_ref().map(|Programs(loaded)| [loaded.egress.id, loaded.ingress.id]).unwrap();
+        let ids = loaded.as_ref().unwrap().ids();
         let open = |loaded: Option<Programs>| {
             let settings = Settings { drop_unknown: false, ..SETTINGS };
             namespace.run(|| Tunnels::open_with(uplink, settings, || Ok(loaded.unwrap()))).unwrap()

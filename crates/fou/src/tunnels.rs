@@ -41,11 +41,16 @@ impl Programs {
     pub fn load() -> Result<Self> {
         kernel::load().map(Self)
     }
+
+    /// The kernel's IDs, at egress and at ingress.
+    pub(crate) fn ids(&self) -> [u32; 2] {
+        [self.0.egress.id, self.0.ingress.id]
+    }
 }
 
 impl fmt::Debug for Programs {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_tuple("Programs").field(&[self.0.egress.id, self.0.ingress.id]).finish()
+        out.debug_tuple("Programs").field(&self.ids()).finish()
     }
 }
 

@@ -22,7 +22,7 @@ const FOR_THE_FIRST: usize = 2;
 /// Rest before each load, so that loading takes no more than about half of one processor from ADDs.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Rest after the kernel has refused.
-const RETRY: Duration = Duration::from_secs(30);
+const RETRY: Duration = Duration::from_secs(300);
 
 /// How many are to be kept ready.
 fn wanted(was_used: bool, is_any_egress: bool) -> usize {
