@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use aya::maps::{
     Array, HashMap, LpmTrie, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuHashMap, PerCpuValues,
@@ -67,11 +68,20 @@ pub(crate) struct Loaded {
     pub(crate) maps: Maps,
 }
 
+/// Without the kernel's BTF, which the programs do not need: each new loader of aya reads all of it, 5 MB on some kernels, and that takes
+/// half as long as the verifier does. Locked while maps are created, not while programs are verified.
+static LOADER: LazyLock<Mutex<EbpfLoader<'static>>> = LazyLock::new(|| {
+    let mut loader = EbpfLoader::new();
+    loader.btf(None);
+    Mutex::new(loader)
+});
+
 /// Loads the programs and creates their maps. They vanish with the returned value unless the programs are attached.
 pub(crate) fn load() -> Result<Loaded> {
     let failed =
         |error: &(dyn StdError + 'static)| Error::bpf("load the FoU programs".to_owned(), error, TO_LOAD);
-    let mut bpf = EbpfLoader::new().load(OBJECT).map_err(|error| failed(&error))?;
+    let created = LOADER.lock().unwrap_or_else(PoisonError::into_inner).load(OBJECT);
+    let mut bpf = created.map_err(|error| failed(&error))?;
     let egress = load_program(&mut bpf, EGRESS)?;
     let ingress = load_program(&mut bpf, INGRESS)?;
     let names: Vec<String> = bpf.maps().map(|(name, _)| name.to_owned()).collect();

@@ -5,6 +5,7 @@
 //! (`bpf/fou.bpf.c`) encapsulate and decapsulate; a tunnel is an ifb link with the name that Coil v2 would give it.
 //!
 //! * [`Tunnels`]: the programs at an uplink, their maps, and the tunnel links, in one network namespace.
+//! * [`Programs`]: the programs before they are attached, which may be loaded ahead.
 //! * [`TunnelLink`], [`Peer`], [`Service`]: what the maps hold. Callers pass the whole desired state; what differs is changed.
 //! * [`Counter`], [`Counters`], [`Flow`]: what the programs report.
 //!
@@ -32,7 +33,7 @@ pub use error::{Error, Result};
 pub use flows::Flow;
 pub use layout::{Gateway, MAX_ALLOWED, MAX_CLIENTS, MAX_GATEWAYS, Peer, Service, Settings, TunnelLink};
 pub use links::{link_mtu, link_name};
-pub use tunnels::{Tunnels, is_own_filter};
+pub use tunnels::{Programs, Tunnels, is_own_filter};
 
 #[cfg(test)]
 mod tests;

@@ -64,7 +64,8 @@ fn programs_of_another_version_are_replaced_and_flows_are_kept() {
     let namespace = Namespace::new();
     namespace.veth("eth0", &namespace, "other");
     let uplink: u32 = namespace.sh("ip -o link show eth0 | cut -d: -f1").trim().parse().unwrap();
-    let open = |version| namespace.run(|| Tunnels::open_version(uplink, SETTINGS, version)).unwrap();
+    let open =
+        |version| namespace.run(|| Tunnels::open_version(uplink, SETTINGS, version, Programs::load)).unwrap();
     let mut first = open(1);
     let link = first.add_link(ip("10.0.0.1")).unwrap();
     let wanted = Wanted::with(link);
@@ -121,4 +122,29 @@ fn loaded_programs_replace_those_of_an_earlier_process_once_they_are_attached() 
     assert!(after.len() == 2 && after.iter().all(|id| !before.contains(id)), "{before:?} {after:?}");
     namespace.sh("tc qdisc del dev eth0 clsact");
     assert_eq!((second.is_attached().unwrap(), second.attach().unwrap()), (false, 2));
+}
+
+#[test]
+fn programs_that_were_loaded_ahead_are_attached_in_any_namespace() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let [mut first, mut second] = [Programs::load().unwrap(), Programs::load().unwrap()].map(Some);
+    for loaded in [&mut first, &mut second] {
+        let namespace = Namespace::new();
+        namespace.veth("eth0", &namespace, "other");
+        let uplink: u32 = namespace.sh("ip -o link show eth0 | cut -d: -f1").trim().parse().unwrap();
+        let ids = loaded.as_ref().unwrap().ids();
+        let open = |loaded: Option<Programs>| {
+            let settings = Settings { drop_unknown: false, ..SETTINGS };
+            namespace.run(|| Tunnels::open_with(uplink, settings, || Ok(loaded.unwrap()))).unwrap()
+        };
+        let mut tunnels = open(loaded.take());
+        assert_eq!(programs(&namespace, uplink), ids);
+        let link = tunnels.add_link(ip("10.0.0.1")).unwrap();
+        let wanted = Wanted::with(link);
+        assert_eq!(wanted.apply(&mut tunnels), [2, 1, 1, 2], "nothing of another namespace is in the maps");
+        drop(tunnels);
+        // Adopted: none are asked for.
+        assert_eq!(wanted.apply(&mut open(None)), [0; 4]);
+        assert_eq!(programs(&namespace, uplink), ids);
+    }
 }

@@ -29,6 +29,31 @@ const WITHOUT_CLSACT: &str =
     "the kernel has no queueing discipline clsact (CONFIG_NET_SCH_INGRESS, module sch_ingress)";
 const WITHOUT_CLS_BPF: &str = "the kernel has no BPF classifier (CONFIG_NET_CLS_BPF, module cls_bpf)";
 
+/// The programs with maps of their own, attached nowhere: they belong to no network namespace yet. Loading them takes tens of milliseconds,
+/// most of which the kernel's verifier takes, so they may be loaded before they are needed. Dropping it frees them.
+pub struct Programs(Loaded);
+
+impl Programs {
+    /// Loads them. Blocks, and may be called in any network namespace.
+    ///
+    /// # Errors
+    /// The kernel lacks a feature, or the process lacks a capability; the text says which.
+    pub fn load() -> Result<Self> {
+        kernel::load().map(Self)
+    }
+
+    /// The kernel's IDs, at egress and at ingress.
+    pub(crate) fn ids(&self) -> [u32; 2] {
+        [self.0.egress.id, self.0.ingress.id]
+    }
+}
+
+impl fmt::Debug for Programs {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_tuple("Programs").field(&self.ids()).finish()
+    }
+}
+
 /// FoU tunnels over one uplink. Dropping it changes nothing in the kernel.
 pub struct Tunnels {
     socket: RouteSocket,
@@ -44,7 +69,19 @@ impl Tunnels {
     /// # Errors
     /// The uplink does not exist, the kernel lacks a feature, or the process lacks a capability; the text says which.
     pub fn open(uplink: u32, settings: Settings) -> Result<Self> {
-        Self::open_version(uplink, settings, VERSION)
+        Self::open_with(uplink, settings, Programs::load)
+    }
+
+    /// As [`Self::open`], with programs that `load` returns; it is called only if programs cannot be adopted.
+    ///
+    /// # Errors
+    /// As [`Self::open`], or the error of `load`.
+    pub fn open_with(
+        uplink: u32,
+        settings: Settings,
+        load: impl FnOnce() -> Result<Programs>,
+    ) -> Result<Self> {
+        Self::open_version(uplink, settings, VERSION, load)
     }
 
     /// Loads programs with maps of their own, and attaches nothing: packets do not see them before [`Self::attach`]. Programs of an
@@ -95,7 +132,12 @@ impl Tunnels {
         Ok(true)
     }
 
-    pub(crate) fn open_version(uplink: u32, settings: Settings, version: u64) -> Result<Self> {
+    pub(crate) fn open_version(
+        uplink: u32,
+        settings: Settings,
+        version: u64,
+        load: impl FnOnce() -> Result<Programs>,
+    ) -> Result<Self> {
         let mut socket = RouteSocket::open()?;
         uplink_of(&mut socket, uplink)?;
         let egress = attached(&mut socket, uplink, FilterHook::Egress)?;
@@ -112,7 +154,7 @@ impl Tunnels {
                 Err(maps) => Some(maps),
             },
         };
-        let mut tunnels = Self { socket, uplink, loaded: kernel::load()? };
+        let mut tunnels = Self { socket, uplink, loaded: load()?.0 };
         tunnels.set_settings(&bytes)?;
         tunnels.attach_first(earlier)?;
         Ok(tunnels)
@@ -371,12 +413,15 @@ fn attach(
     name: &str,
     program: &Program,
 ) -> Result<()> {
-    match socket.apply(&[add_clsact(link)?]) {
-        Err(error) if !error.is_existing() => return Err(Error::netlink(error, WITHOUT_CLSACT)),
+    let filter = set_bpf_filter(&place(link, hook), name, program.fd.as_fd())?;
+    // Without the former the kernel refuses the latter.
+    let mut outcomes = socket.apply_each(&[add_clsact(link)?, filter])?.into_iter();
+    match outcomes.next() {
+        Some(Err(error)) if !error.is_existing() => return Err(Error::netlink(error, WITHOUT_CLSACT)),
         _ => {}
     }
-    let filter = set_bpf_filter(&place(link, hook), name, program.fd.as_fd())?;
-    socket.apply(&[filter]).map_err(|error| Error::netlink(error, WITHOUT_CLS_BPF))
+    let filtered = outcomes.next().unwrap_or(Ok(()));
+    filtered.map_err(|error| Error::netlink(error, WITHOUT_CLS_BPF))
 }
 
 fn detach(socket: &mut RouteSocket, link: u32, hook: FilterHook) -> Result<()> {

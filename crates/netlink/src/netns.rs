@@ -1,5 +1,6 @@
 //! Network namespaces by file: opening one and running a closure inside it.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -9,6 +10,11 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::stat::fstat;
 
 use crate::{Error, Result};
+
+thread_local! {
+    /// Device and inode of the namespace for which [`Netns::run`] started this thread.
+    static INSIDE: Cell<Option<(u64, u64)>> = const { Cell::new(None) };
+}
 
 /// A network namespace, held open: it exists at least as long as this value.
 #[derive(Debug)]
@@ -58,21 +64,28 @@ impl Netns {
     /// # Errors
     /// A descriptor cannot be examined.
     pub fn is_same(&self, other: &Self) -> Result<bool> {
-        let identity = |netns: &Self| {
-            let status = fstat(&netns.file).map_err(|errno| failed("examine", &netns.path, errno.into()))?;
-            Ok((status.st_dev, status.st_ino))
-        };
-        Ok(identity(self)? == identity(other)?)
+        Ok(self.identity()? == other.identity()?)
     }
 
-    /// Runs `work` on a thread of its own inside the namespace and returns what it returns.
+    fn identity(&self) -> Result<(u64, u64)> {
+        let status = fstat(&self.file).map_err(|errno| failed("examine", &self.path, errno.into()))?;
+        Ok((status.st_dev, status.st_ino))
+    }
+
+    /// Runs `work` on a thread of its own inside the namespace and returns what it returns. Within such work in the same namespace it
+    /// stays on that thread, so that many small steps may be put into one `run`. `work` must not change the thread's namespace.
     ///
     /// # Errors
     /// The namespace cannot be entered (the file is none, or rights are missing), or `work` panicked.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
+        let identity = self.identity()?;
+        if INSIDE.get() == Some(identity) {
+            return Ok(work());
+        }
         on_own_thread(&self.path, || {
             setns(self.file.as_fd(), CloneFlags::CLONE_NEWNET)
                 .map_err(|errno| failed("enter", &self.path, errno.into()))?;
+            INSIDE.set(Some(identity));
             Ok(work())
         })
     }

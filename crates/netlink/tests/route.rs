@@ -329,6 +329,18 @@ fn a_subscriber_that_sleeps_too_long_is_told_so() {
 }
 
 #[test]
+fn work_within_work_in_the_same_namespace_stays_on_its_thread() {
+    let ((a, _), (b, _)) = (namespace(), namespace());
+    let thread = || (std::thread::current().id(), Netns::current().unwrap());
+    let (outer, same, other, after) =
+        a.run(|| (thread(), a.run(thread).unwrap(), b.run(thread).unwrap(), thread())).unwrap();
+    assert_eq!([same.0, after.0], [outer.0; 2]);
+    assert_ne!(other.0, outer.0);
+    assert!(outer.1.is_same(&a).unwrap() && same.1.is_same(&a).unwrap() && after.1.is_same(&a).unwrap());
+    assert!(other.1.is_same(&b).unwrap());
+}
+
+#[test]
 fn namespaces_are_told_apart_and_bad_ones_refused() {
     let ((a, _), (b, _)) = (namespace(), namespace());
     assert!(!a.is_same(&b).unwrap());

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_address::DualStackAddrs;
@@ -105,9 +106,9 @@ impl Egress {
                 }
                 self.0.record(key, &sandbox, pod.as_deref(), &plan.usable);
                 let desired = self.0.register(&sandbox, &plan).await?;
-                in_namespace(&sandbox, "setting up egress", move |place| kernel::apply(place, &desired))
-                    .await?;
-                Ok(())
+                let shared = Arc::clone(&self.0);
+                let work = move |place: Place<'_>| kernel::apply(place, &desired, &shared.programs);
+                in_namespace(&sandbox, "setting up egress", work).await.map(drop)
             }
             Intent::Gateway(problem) => {
                 problem.map_or(Ok(()), |problem| Err(Failure::from(problem)))?;

@@ -172,6 +172,11 @@ impl Inputs {
         self.wanted.send_if_modified(|wanted| !std::mem::replace(wanted, true));
     }
 
+    /// Whether there is an Egress that a pod of this node may use.
+    pub(crate) fn has_egresses(&self) -> bool {
+        self.is_enabled() && !self.egresses.store.is_empty()
+    }
+
     /// Whether everything is known that a plan needs: the controller writes the ranges of the cluster into the status of Egresses.
     pub(crate) fn is_ready(&self) -> bool {
         self.egresses.is_ready() && self.services.is_ready() && !self.lacks_ranges()

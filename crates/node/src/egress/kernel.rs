@@ -19,6 +19,7 @@ use fairlead_netlink::route::{
 };
 
 use super::plan::{Desired, Tunnel};
+use super::programs::ProgramStock;
 
 /// Why a pod does not have what it should have.
 #[derive(Debug, thiserror::Error)]
@@ -57,12 +58,17 @@ pub(crate) struct Place<'a> {
 }
 
 /// Brings the namespace to `desired` and returns what was changed, one sentence each; nothing is sent where nothing differs. Tunnels
-/// and filters of an earlier program are adopted.
+/// and filters of an earlier program are adopted; otherwise programs are taken from `programs`.
 ///
 /// # Errors
 /// The first failure, after rules and routes have been tried: packets to destinations without a tunnel are refused.
-pub(crate) fn apply(place: Place<'_>, desired: &Desired) -> Result<Vec<String>> {
-    let tunnels = place.netns.run(|| open_tunnels(place, desired))?;
+pub(crate) fn apply(place: Place<'_>, desired: &Desired, programs: &ProgramStock) -> Result<Vec<String>> {
+    // One thread for all of it.
+    place.netns.run(|| apply_inside(place, desired, programs))?
+}
+
+fn apply_inside(place: Place<'_>, desired: &Desired, programs: &ProgramStock) -> Result<Vec<String>> {
+    let tunnels = open_tunnels(place, desired, programs);
     let (links, mut done, failure) = match tunnels {
         Ok((links, changes)) => (links, changes, None),
         // A link without a program drops packets, so those that are there may stay.
@@ -76,7 +82,7 @@ pub(crate) fn apply(place: Place<'_>, desired: &Desired) -> Result<Vec<String>> 
     if let Some(error) = failure {
         return Err(error);
     }
-    let stale = place.netns.run(|| remove_stale(desired))??;
+    let stale = remove_stale(desired)?;
     done.extend(stale.iter().map(|link| format!("delete link {link}")));
     Ok(done)
 }
@@ -204,13 +210,19 @@ pub(crate) fn mtu(netns: &Netns, ifname: &str) -> Result<Option<u32>> {
 }
 
 /// Links by name, and what was changed. Inside the namespace.
-fn open_tunnels(place: Place<'_>, desired: &Desired) -> Result<(BTreeMap<String, u32>, Vec<String>)> {
+fn open_tunnels(
+    place: Place<'_>,
+    desired: &Desired,
+    programs: &ProgramStock,
+) -> Result<(BTreeMap<String, u32>, Vec<String>)> {
     if desired.tunnels.is_empty() {
         return Ok((BTreeMap::new(), Vec::new()));
     }
+    programs.used();
     let mut socket = RouteSocket::open()?;
     let uplink = uplink(&mut socket, place)?.index;
-    let mut tunnels = Tunnels::open(uplink, Settings { port: desired.port, drop_unknown: false, own: None })?;
+    let settings = Settings { port: desired.port, drop_unknown: false, own: None };
+    let mut tunnels = Tunnels::open_with(uplink, settings, || programs.take())?;
     let (mut links, mut own, mut peers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     for (cluster_ip, tunnel) in &desired.tunnels {
         let kernel = socket.link_by_name(&tunnel.link)?.filter(is_kernel_tunnel);

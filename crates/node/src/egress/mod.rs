@@ -5,6 +5,7 @@
 //! * [`explain`]: which way the packets of a pod take, for the command line.
 //! * [`plan`]: what a pod should have. Pure; [`problem`] says why it does not get it.
 //! * [`kernel`]: brings a network namespace to it.
+//! * [`programs`]: BPF programs of tunnels that are loaded before a pod needs them.
 //! * [`sandboxes`]: where the namespaces are.
 //! * [`registrar`]: registers pods at gateways, and says which gateways can be reached.
 //! * [`attach`]: ADD, DEL and CHECK, for the stages of `cni/attach/egress.rs`.
@@ -24,6 +25,7 @@ pub mod metrics;
 mod objects;
 mod plan;
 mod problem;
+mod programs;
 mod reconciler;
 pub(crate) mod registrar;
 mod routing;
@@ -54,6 +56,7 @@ use metrics::EgressMetrics;
 pub use objects::SlimService;
 use plan::Cluster;
 pub use problem::{EgressProblem, EgressReason};
+use programs::ProgramStock;
 pub(crate) use registrar::metrics::RegistrarMetrics;
 use registrar::{Client, Way};
 pub(crate) use registrar::{Registrar, RegistrarDeps};
@@ -154,6 +157,7 @@ pub(crate) struct Egress(Arc<Shared>);
 struct Shared {
     deps: EgressDeps,
     sandboxes: Sandboxes,
+    programs: ProgramStock,
 }
 
 impl Egress {
@@ -163,8 +167,9 @@ impl Egress {
         if deps.inputs.is_enabled() {
             deps.gateways.expect_clients(used);
         }
-        let egress = Self(Arc::new(Shared { deps, sandboxes }));
+        let egress = Self(Arc::new(Shared { deps, sandboxes, programs: ProgramStock::default() }));
         subsystem.spawn("egress of pods", reconciler::run(Arc::clone(&egress.0)));
+        subsystem.spawn("tunnel programs", programs::run(Arc::clone(&egress.0)));
         egress
     }
 }

@@ -169,14 +169,14 @@ async fn carry_out(shared: Arc<Shared>, job: Job) -> Done {
     };
     let work = move || {
         let _guard = guard;
-        carry_out_now(job)
+        carry_out_now(&shared, job)
     };
     let outcome = tokio::task::spawn_blocking(work).await;
     Done { key, outcome: outcome.unwrap_or_else(|error| Outcome::Failed(error.to_string())) }
 }
 
 /// Blocks on the kernel.
-fn carry_out_now(job: Job) -> Outcome {
+fn carry_out_now(shared: &Shared, job: Job) -> Outcome {
     let Job { sandbox, work, is_check, wants_signal, .. } = job;
     let outcome = || -> Result<_, kernel::Error> {
         let netns = Netns::open(&sandbox.netns)?;
@@ -187,12 +187,12 @@ fn carry_out_now(job: Job) -> Outcome {
             Work::Client(desired) if is_check => {
                 let differences = kernel::differences(place, desired)?;
                 if !differences.is_empty() {
-                    kernel::apply(place, desired)?;
+                    kernel::apply(place, desired, &shared.programs)?;
                 }
                 differences
             }
             Work::Client(desired) => {
-                kernel::apply(place, desired)?;
+                kernel::apply(place, desired, &shared.programs)?;
                 Vec::new()
             }
             Work::Gateway => {

@@ -14,6 +14,7 @@ use testbed_netns::traffic::{Report, Traffic};
 
 use super::super::kernel::{self, Place};
 use super::super::plan::{Asking, Cluster, Desired, KnownEgress, KnownService, desired, plan};
+use super::super::programs::ProgramStock;
 use super::super::registrar::Way;
 use super::bed::name;
 
@@ -79,12 +80,12 @@ fn taken_over(port: SourcePort) {
     let traffic = Traffic::start(&network.client, families().map(|family| family.server));
     thread::sleep(PAUSE);
     let netns = Netns::open(network.client.path()).unwrap();
-    let place = Place { netns: &netns, ifname: "eth0" };
+    let (place, programs) = (Place { netns: &netns, ifname: "eth0" }, ProgramStock::default());
     for way in [Way::Service, gateway(0)] {
         let desired = wanted(port, &way);
-        let done = kernel::apply(place, &desired).unwrap();
+        let done = kernel::apply(place, &desired, &programs).unwrap();
         println!("{port:?} {way:?}: {done:#?}");
-        assert_eq!(kernel::apply(place, &desired).unwrap(), Vec::<String>::new());
+        assert_eq!(kernel::apply(place, &desired, &programs).unwrap(), Vec::<String>::new());
         assert_eq!(kernel::differences(place, &desired).unwrap(), Vec::<String>::new());
         thread::sleep(PAUSE);
     }
@@ -94,7 +95,7 @@ fn taken_over(port: SourcePort) {
     // Links and rules are still Coil's, and the programs choose.
     assert_eq!(network.client.sh(rules), before);
     is_seen_as(&network, 0);
-    kernel::apply(place, &wanted(port, &gateway(1))).unwrap();
+    kernel::apply(place, &wanted(port, &gateway(1)), &programs).unwrap();
     is_seen_as(&network, 1);
     network.check();
     assert_eq!(["in_clear", "untranslated"].map(|counter| network.counted(counter)), [0, 0]);
@@ -110,17 +111,17 @@ fn our_client_reaches_gateways_of_coil_by_the_service() {
     for port in SourcePort::BOTH {
         let Some(network) = network(port) else { return };
         let netns = Netns::open(network.client.path()).unwrap();
-        let place = Place { netns: &netns, ifname: "eth0" };
+        let (place, programs) = (Place { netns: &netns, ifname: "eth0" }, ProgramStock::default());
         let desired = wanted(port, &Way::Service);
         let mut without = desired.clone();
         without.tunnels.values_mut().for_each(|tunnel| tunnel.answering.clear());
-        kernel::apply(place, &without).unwrap();
+        kernel::apply(place, &without, &programs).unwrap();
         for family in families() {
             // With the fixed port, the Service's translation makes its address that of replies.
             let expected = (port == SourcePort::Fixed).then_some(family.gateways[0]);
             assert_eq!(network.seen_as(family.server), expected);
         }
-        kernel::apply(place, &desired).unwrap();
+        kernel::apply(place, &desired, &programs).unwrap();
         network.check();
         is_seen_as(&network, 0);
         assert_eq!(["in_clear", "untranslated"].map(|counter| network.counted(counter)), [0, 0]);

@@ -13,6 +13,7 @@ use crate::egress::{Attached, Request};
 
 const NAMES: [&str; 4] = ["one/nat", "two/nat", "three/nat", "four/nat"];
 const ROUNDS: usize = 100;
+const AT_ONCE: usize = 4;
 const CLIENTS: usize = 200;
 
 /// Gateways of four Egresses, and the node program's part.
@@ -114,10 +115,37 @@ async fn figures_of_add() {
             sleep(Duration::from_millis(20)).await;
         }
     }
-    for (count, mut times) in [0, 1, 4].into_iter().zip(times) {
-        times.sort();
-        let at = |share: usize| times[(times.len() * share).div_ceil(100) - 1];
-        println!("{count} Egresses, {} ADDs: p50 {:?}, p99 {:?}", times.len(), at(50), at(99));
+    for (count, times) in [0, 1, 4].into_iter().zip(times) {
+        print(&format!("{count} Egresses, {} ADDs", times.len()), times);
+    }
+}
+
+fn print(what: &str, mut times: Vec<Duration>) {
+    times.sort();
+    let at = |share: usize| times[(times.len() * share).div_ceil(100) - 1];
+    println!("{what}: p50 {:?}, p99 {:?}", at(50), at(99));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "prints figures"]
+async fn figures_of_adds_at_once() {
+    let bench = Bench::new().await;
+    for count in [1, 4] {
+        let mut times = Vec::new();
+        for round in 0..ROUNDS / AT_ONCE + 2 {
+            let pods = [(); AT_ONCE].map(|()| Pod::new());
+            let all = futures::future::join_all(pods.iter().map(|pod| bench.add(pod, count))).await;
+            for (pod, (key, time)) in pods.iter().zip(all) {
+                assert_eq!(
+                    pod.inside.sh("ip -br link | grep -c fou").trim().parse::<usize>().unwrap(),
+                    2 * count
+                );
+                bench.bed.egress.detach(&key);
+                times.extend((round >= 2).then_some(time));
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+        print(&format!("{count} Egresses, {AT_ONCE} ADDs at once"), times);
     }
 }
 
