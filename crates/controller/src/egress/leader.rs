@@ -27,7 +27,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::watch;
 
-use super::ranges::{self, Ranges};
+use super::ranges::{self, RangeCaches, Ranges};
 use super::reconcile::{Outcome, Reconciler};
 use super::source_addresses::SourceAddresses;
 use super::write::Writer;
@@ -70,9 +70,10 @@ pub(super) fn start(subsystem: &mut Subsystem, client: &Client, settings: &Setti
     let budgets: Cache<PodDisruptionBudget> = cache(subsystem, "PodDisruptionBudgets", client, ours());
     let accounts: Cache<ServiceAccount> = cache(subsystem, "ServiceAccounts", client, ours());
     let bindings: Cache<ClusterRoleBinding> = cache(subsystem, "ClusterRoleBindings", client, binding);
-    let (cluster_ranges, changed_ranges) = ranges::start(subsystem, client);
+    let range_caches = RangeCaches::start(subsystem, client);
+    let (cluster_ranges, changed_ranges) = ranges::start(subsystem, &range_caches);
     let (sources, [leases, pods, roles, role_bindings, nodes, blocks, pools, ranges]) =
-        SourceAddresses::start(subsystem, client, &settings.source_addresses);
+        SourceAddresses::start(subsystem, client, &settings.source_addresses, &range_caches);
     let watches = [
         changed_ranges,
         egresses.subscribe(),

@@ -1,5 +1,6 @@
-//! The ranges of the cluster that client pods reach by `eth0` and that are not in private networks, for `status.clusterRanges` of all Egresses: so
-//! one program watches Nodes for it, and not each node program.
+//! Which ranges are the cluster's own. Those that client pods reach by `eth0` and that are not in private networks are for
+//! `status.clusterRanges` of all Egresses: so one program watches Nodes for it, and not each node program. And no Egress may have a
+//! source address in one.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use fairlead_egress::client::cluster_ranges;
 use ipnet::IpNet;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
@@ -28,8 +29,8 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The ranges, joined; `None` before they are known.
 pub(super) type Ranges = Option<Arc<[String]>>;
 
-/// What they are made of.
-struct Sources {
+/// Watches of what ranges are made of.
+pub(super) struct RangeCaches {
     nodes: Cache<SlimNode>,
     pools: Cache<AddressPool>,
     services: Cache<ServiceCIDR>,
@@ -38,27 +39,22 @@ struct Sources {
 /// Watches, and returns the ranges, and a number that grows whenever they change.
 pub(super) fn start(
     subsystem: &mut Subsystem,
-    client: &Client,
+    caches: &Arc<RangeCaches>,
 ) -> (watch::Receiver<Ranges>, watch::Receiver<u64>) {
-    let nodes = watcher(Api::<SlimNode>::all(client.clone()), config()).modify(lean::identified);
-    let pools = watcher(Api::<AddressPool>::all(client.clone()), config()).modify(lean::any);
-    let services = watcher(Api::<ServiceCIDR>::all(client.clone()), config()).modify(lean::any);
-    let sources = Sources {
-        nodes: caches::start(subsystem, "ranges of Nodes", nodes),
-        pools: caches::start(subsystem, "AddressPools", pools),
-        services: caches::start(subsystem, "ServiceCIDRs", services),
-    };
     let (ranges, known) = watch::channel(None);
     let (generation, changes) = watch::channel(1);
-    subsystem.spawn("ranges of the cluster", run(sources, ranges, generation));
+    subsystem.spawn("ranges of the cluster", run(Arc::clone(caches), ranges, generation));
     (known, changes)
 }
 
-async fn run(sources: Sources, ranges: watch::Sender<Ranges>, generation: watch::Sender<u64>) -> Infallible {
-    let (mut nodes, mut pools) = (sources.nodes.subscribe(), sources.pools.subscribe());
-    let mut services = sources.services.subscribe();
+async fn run(
+    caches: Arc<RangeCaches>,
+    ranges: watch::Sender<Ranges>,
+    generation: watch::Sender<u64>,
+) -> Infallible {
+    let [mut nodes, mut pools, mut services] = caches.signals();
     loop {
-        let now = sources.ranges();
+        let now = caches.joined();
         let is_known = now.is_some();
         let replace = |known: &mut Ranges| {
             let differs = *known != now;
@@ -79,33 +75,78 @@ async fn run(sources: Sources, ranges: watch::Sender<Ranges>, generation: watch:
     }
 }
 
-impl Sources {
+impl RangeCaches {
+    /// Starts the watches.
+    pub(super) fn start(subsystem: &mut Subsystem, client: &Client) -> Arc<Self> {
+        let nodes = watcher(Api::<SlimNode>::all(client.clone()), config()).modify(lean::identified);
+        let pools = watcher(Api::<AddressPool>::all(client.clone()), config()).modify(lean::any);
+        let services = watcher(Api::<ServiceCIDR>::all(client.clone()), config()).modify(lean::any);
+        Arc::new(Self {
+            nodes: caches::start(subsystem, "ranges of Nodes", nodes),
+            pools: caches::start(subsystem, "AddressPools", pools),
+            services: caches::start(subsystem, "ServiceCIDRs", services),
+        })
+    }
+
+    /// They change with every change of what is watched.
+    pub(super) fn signals(&self) -> [watch::Receiver<u64>; 3] {
+        [self.nodes.subscribe(), self.pools.subscribe(), self.services.subscribe()]
+    }
+
+    /// All ranges, each with what it is.
+    pub(super) fn named(&self) -> Vec<(IpNet, String)> {
+        let mut ranges = Vec::new();
+        for pool in self.pools.store.state() {
+            let what = format!("AddressPool {}", pool.name_any());
+            let subnets = pool.spec.parse_subnets().unwrap_or_default();
+            ranges.extend(subnets.iter().flat_map(|nets| nets.iter()).map(|net| (net, what.clone())));
+        }
+        for service in self.services.store.state() {
+            let what = format!("ServiceCIDR {}", service.name_any());
+            let cidrs = service.spec.iter().flat_map(|spec| spec.cidrs.iter().flatten());
+            ranges.extend(cidrs.filter_map(|text| text.parse().ok()).map(|net| (net, what.clone())));
+        }
+        ranges.extend(self.nodes.store.state().iter().flat_map(|node| of_node(node)));
+        ranges
+    }
+
     /// An API server may have no ServiceCIDRs or AddressPools. Without Nodes nothing is known.
-    fn ranges(&self) -> Ranges {
+    fn joined(&self) -> Ranges {
         let is_known = self.nodes.is_ready() && self.pools.has_answer() && self.services.has_answer();
         is_known.then(|| {
-            let services = self.services.store.state();
-            let services = services.iter().filter_map(|it| it.spec.as_ref()?.cidrs.as_ref()).flatten();
-            let services = services.filter_map(|text| text.parse::<IpNet>().ok());
-            let pools = self.pools.store.state();
-            let pools = pools.iter().flat_map(|pool| {
-                pool.spec
-                    .parse_subnets()
-                    .unwrap_or_default()
-                    .iter()
-                    .flat_map(|nets| nets.iter())
-                    .collect::<Vec<_>>()
-            });
-            let nodes = self.nodes.store.state();
-            let all: PrefixSet =
-                services.chain(pools).chain(nodes.iter().flat_map(|node| of_node(node))).collect();
+            let all: PrefixSet = self.named().into_iter().map(|(net, _)| net).collect();
             cluster_ranges(&all).iter().map(IpNet::to_string).collect()
         })
     }
 }
 
 /// Its addresses, and the networks of its pods.
-fn of_node(node: &SlimNode) -> impl Iterator<Item = IpNet> + '_ {
+fn of_node(node: &SlimNode) -> Vec<(IpNet, String)> {
+    let name = node.name_any();
     let pods = node.pod_cidrs().iter().filter_map(|text| text.parse::<IpNet>().ok());
-    node.addresses().map(IpNet::from).chain(pods)
+    let pods = pods.map(|net| (net, format!("a podCIDR of Node {name}")));
+    let own = node.addresses().map(|address| (address.into(), format!("an address of Node {name}")));
+    pods.chain(own).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn of_nodes_addresses_and_ranges_of_pods_are_read() {
+        let node = json!({
+            "metadata": { "name": "n1" },
+            "spec": { "podCIDRs": ["10.244.1.0/24"], "podCIDR": "10.244.1.0/24" },
+            "status": { "addresses": [
+                { "type": "InternalIP", "address": "192.0.2.1" }, { "type": "Hostname", "address": "n1" },
+            ] },
+        });
+        let node: SlimNode = serde_json::from_value(node).unwrap();
+        let found: Vec<_> =
+            of_node(&node).into_iter().map(|(net, what)| format!("{net} is {what}")).collect();
+        assert_eq!(found, ["10.244.1.0/24 is a podCIDR of Node n1", "192.0.2.1/32 is an address of Node n1"]);
+    }
 }

@@ -1,13 +1,11 @@
 //! Source addresses of Egresses: what is watched for them, and the writes that `fairlead_egress::sources` decides. Without
 //! `--egress-source-addresses` nothing is watched, and every source address is refused.
 
-mod ranges;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_api::resources::Egress;
+use fairlead_api::resources::{AddressBlock, Egress};
 use fairlead_cluster::caches::{self, Cache, config};
 use fairlead_cluster::lean;
 use fairlead_cluster::subsystem::Subsystem;
@@ -29,7 +27,7 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tokio::sync::watch;
 
-use self::ranges::RangeCaches;
+use super::ranges::RangeCaches;
 use super::write::{MANAGER, Writer};
 
 /// Signals of what is watched.
@@ -51,7 +49,21 @@ struct Watched {
     pods: Store<Pod>,
     roles: Store<Role>,
     bindings: Store<RoleBinding>,
-    ranges: RangeCaches,
+    blocks: Store<AddressBlock>,
+    ranges: Arc<RangeCaches>,
+}
+
+impl Watched {
+    /// What no source address may be in, each with what it is.
+    fn cluster(&self) -> Vec<(IpNet, String)> {
+        let mut ranges = self.ranges.named();
+        for block in self.blocks.state() {
+            let what = format!("AddressBlock {}", block.name_any());
+            let nets = block.parse().map(|nets| nets.iter().collect::<Vec<_>>()).unwrap_or_default();
+            ranges.extend(nets.into_iter().map(|net| (net, what.clone())));
+        }
+        ranges
+    }
 }
 
 /// What is to be done for one Egress.
@@ -76,6 +88,7 @@ impl SourceAddresses {
         subsystem: &mut Subsystem,
         client: &Client,
         permitted: &[IpNet],
+        ranges: &Arc<RangeCaches>,
     ) -> (Self, [watch::Receiver<u64>; KINDS]) {
         // One that has been there always.
         let (silent, never) = watch::channel(1);
@@ -90,14 +103,16 @@ impl SourceAddresses {
             let roles: Cache<Role> = caches::start(subsystem, "Roles", roles);
             let bindings = watcher(Api::<RoleBinding>::all(client.clone()), ours()).modify(lean::any);
             let bindings: Cache<RoleBinding> = caches::start(subsystem, "RoleBindings", bindings);
-            let (ranges, [nodes, blocks, pools, services]) = RangeCaches::start(subsystem, client);
+            let blocks = watcher(Api::<AddressBlock>::all(client.clone()), config()).modify(lean::any);
+            let blocks: Cache<AddressBlock> = caches::start(subsystem, "AddressBlocks", blocks);
+            let [nodes, pools, services] = ranges.signals();
             signals = [
                 leases.subscribe(),
                 pods.subscribe(),
                 roles.subscribe(),
                 bindings.subscribe(),
                 nodes,
-                blocks,
+                blocks.subscribe(),
                 pools,
                 services,
             ];
@@ -106,7 +121,8 @@ impl SourceAddresses {
                 pods: pods.store,
                 roles: roles.store,
                 bindings: bindings.store,
-                ranges,
+                blocks: blocks.store,
+                ranges: Arc::clone(ranges),
             }
         });
         let new = Self {
@@ -125,7 +141,7 @@ impl SourceAddresses {
         let now = self.start.elapsed();
         let leases = self.watched.as_ref().map(|watched| watched.leases.state()).unwrap_or_default();
         self.resting.look(leases.iter().map(AsRef::as_ref), now);
-        let cluster = self.watched.as_ref().map(|watched| watched.ranges.read()).unwrap_or_default();
+        let cluster = self.watched.as_ref().map(Watched::cluster).unwrap_or_default();
         let ranges = fairlead_egress::sources::Ranges { permitted: self.permitted.clone(), cluster };
         let claimed = Claimed::new(egresses.iter().map(AsRef::as_ref));
         let decide = |egress: &Arc<Egress>| {
