@@ -130,11 +130,11 @@ impl Plane {
         tracing::info!(links = present.kernel.len(), "tunnels of the kernel, as of Coil, become ours");
         let mut passing = BTreeMap::new();
         for own in &self.settings.own {
-            let nobody = match own {
+            let unused = match own {
                 IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
                 IpAddr::V6(_) => IpAddr::from(Ipv6Addr::UNSPECIFIED),
             };
-            passing.insert(IpFamily::of(*own), self.tunnels.add_link(nobody)?);
+            passing.insert(IpFamily::of(*own), self.tunnels.add_link(unused)?);
         }
         let link = |client: &IpAddr| {
             let ours = present.ours.get(&link_name(*client)).map(|link| link.index);

@@ -399,7 +399,7 @@ fn congestion_marks_of_outer_packets_reach_inner_ones() {
     }
 }
 
-/// A path with a smaller MTU than the uplink's: the link's MTU does not help, and no packet is let through that nobody has checked.
+/// A path with a smaller MTU than the uplink's: the link's MTU does not help, and no packet is let through unchecked.
 #[test]
 fn outer_fragments_are_dropped_and_counted() {
     let bed = Bed::new();

@@ -73,7 +73,7 @@ impl peers::Hold for Machine {
             slot: *slot,
             term: report.term,
             promised: report.promised,
-            // Rounded up: what is over a moment too late harms nobody.
+            // Rounded up: what is over a moment too late does no harm.
             blocked_milliseconds: report
                 .blocked
                 .map(|left| u32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(u32::MAX)),
@@ -89,7 +89,7 @@ impl peers::Hold for Machine {
     fn answer(&self, from: &str, answer: wire::Answer) {
         let report = |report: &wire::Report| {
             let blocked = report.blocked_milliseconds.map(|left| {
-                // Nobody promises for longer.
+                // No gateway promises for longer.
                 Duration::from_millis(left.into()).min(hold::PROMISE)
             });
             (report.slot, hold::Report { term: report.term, promised: report.promised, blocked })

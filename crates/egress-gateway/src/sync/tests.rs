@@ -336,7 +336,7 @@ fn only_plausible_flows_of_the_holder_are_taken() {
     let mut of = |from, term, flow: &Flow| refusal(&mut incoming, &slots, from, term, flow);
     assert_eq!(of("b", 3, &good), Some(Refused::Sender), "another is the holder");
     assert_eq!(of("a", 2, &good), Some(Refused::Sender), "an earlier term");
-    assert_eq!(of("a", 5, &good), Some(Refused::Sender), "a term that nobody can have");
+    assert_eq!(of("a", 5, &good), Some(Refused::Sender), "a term that no holder can have");
     let mut stranger = good;
     stranger.original.source = address("203.0.113.1");
     assert_eq!(of("a", 3, &stranger), Some(Refused::Client));

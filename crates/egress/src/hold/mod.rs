@@ -88,7 +88,7 @@ pub struct Actions {
 /// How this gateway got a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Cause {
-    /// Nobody had held it.
+    /// No gateway had held it.
     Free,
     /// Its holder was silent.
     Failure,
@@ -188,7 +188,7 @@ impl Hold {
         }
     }
 
-    /// The Lease of a slot, as the API server says; `None` if there is none, so that nobody may hold it.
+    /// The Lease of a slot, as the API server says; `None` if there is none, so that no gateway may hold it.
     pub fn lease(&mut self, slot: u32, lease: Option<Lease>, now: Duration) {
         if let Some(slot) = self.slots.get_mut(&slot) {
             slot.seen(&self.own, lease, now);

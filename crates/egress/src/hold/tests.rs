@@ -129,7 +129,7 @@ fn without_the_lease_nothing_is_promised_or_held() {
     let lease = Lease { version: 1, holder: Some("b".to_owned()), term: 4, successor: None };
     hold.lease(0, Some(lease.clone()), Duration::ZERO);
     assert!(hold.heartbeat("b", &heartbeat, Duration::ZERO).slots[&0].promised);
-    // What was released, or is another's, is promised to nobody.
+    // What was released, or is another's, is not promised.
     hold.lease(0, Some(Lease { version: 2, holder: None, ..lease }), Duration::ZERO);
     assert!(!hold.heartbeat("b", &heartbeat, Duration::ZERO).slots[&0].promised);
 }

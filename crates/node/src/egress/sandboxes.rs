@@ -153,7 +153,7 @@ impl Sandboxes {
         self.write(key, text)
     }
 
-    /// Records what the pod of an attachment asks for now, and of which Egresses it is a client, if that is new. Nobody is told of it: it is
+    /// Records what the pod of an attachment asks for now, and of which Egresses it is a client, if that is new. No other part is told of it: it is
     /// for later programs.
     ///
     /// # Errors

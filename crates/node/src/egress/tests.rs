@@ -149,7 +149,7 @@ async fn the_ranges_of_the_cluster_are_those_of_the_status_of_the_egresses_that_
     let has = || pod.shown("ip rule").contains("2003: from all to 100.64.0.0/10 lookup main 2100:");
     within(2 * SECOND, "the range", has).await;
     reaches_gateways(&pod);
-    // Nobody has written any yet, as a controller that is older: what is there stays.
+    // An older controller writes none: what is there stays.
     bed.egresses.delete(egress("other/nat", &[]));
     bed.egresses.apply(ranges(DOMESTIC, &["192.168.10.0/24"], None));
     bed.egresses.apply(ranges(INTERNET, &["0.0.0.0/0", "::/0"], None));

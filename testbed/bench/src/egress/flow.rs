@@ -1,4 +1,4 @@
-//! One transfer by iperf3, and the CPU time that the whole machine spends meanwhile: forwarding is nobody's process.
+//! One transfer by iperf3, and the CPU time that the whole machine spends meanwhile: forwarding belongs to no process.
 
 use std::fmt;
 

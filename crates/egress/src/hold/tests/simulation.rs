@@ -437,11 +437,11 @@ impl Simulation {
         let is_held = |slot: &usize| last(slot).is_some_and(|last| last + 300 > self.now);
         match (0..self.leases.len()).find(|slot| !is_held(slot)) {
             None => Ok(()),
-            Some(slot) => Err(TestCaseError::fail(format!("nobody holds slot {slot}: {self:?}"))),
+            Some(slot) => Err(TestCaseError::fail(format!("no gateway holds slot {slot}: {self:?}"))),
         }
     }
 
-    /// The longest time that a slot was held by nobody, of what ended within the last milliseconds.
+    /// The longest time that no gateway held a slot, of what ended within the last milliseconds.
     pub(super) fn longest_gap_since(&self, time: u64) -> u64 {
         let recent = self.gaps.iter().filter(|(_, end)| *end + time >= self.now);
         recent.map(|(start, end)| end - start).max().unwrap_or(0)

@@ -311,7 +311,7 @@ impl Session {
         let says_holds = state == State::Standby || !response.held.is_empty();
         let holds = holds(&response.held, now)?;
         for refusal in response.refused {
-            // Whoever was not sent, or is no client any more, is none of the gateway's business.
+            // Of others than those that were sent the gateway has nothing to say.
             let Some(addresses) = stream.refuse(&refusal.uid) else { continue };
             let attempts = self.refused.get(&refusal.uid).map_or(0, |refused| refused.attempts);
             let (uid, refusal) = (refusal.uid, Refusal::new(&refusal.reason, &refusal.message));

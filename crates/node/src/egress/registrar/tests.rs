@@ -458,7 +458,7 @@ async fn packets_leave_a_gateway_whose_addresses_another_one_holds() {
     two.hold(vec![hold([192, 0, 2, 40], 2, 60_000)]);
     one.hold(vec![hold([192, 0, 2, 41], 1, 60_000)]);
     until("both", || node.gateways(1).len() == 2).await;
-    // During a hand-over nobody holds: packets still go somewhere.
+    // During a hand-over no gateway holds an address: packets still go somewhere.
     one.push(State::Standby);
     two.push(State::Standby);
     sleep(Duration::from_millis(200)).await;
