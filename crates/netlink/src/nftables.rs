@@ -22,16 +22,18 @@ mod endpoints;
 mod expression;
 pub mod foreign;
 mod messages;
+mod operands;
 mod timed;
 
 pub(crate) use dump::count;
 pub use dump::{RuleTraffic, counters, exists, generation, read};
 pub use elements::{Difference, Elements};
-pub use expression::{
-    AddressEnd, CONNECTION_ORIGINAL, CONNECTION_REPLY, COUNTED_ADDRESSES, Comparison, DestinationType,
-    Expression, Header, Meta, STATE_INVALID, STATE_NEW, TCP_MAXIMUM_SEGMENT, TcpOption,
-};
+pub use expression::Expression;
 pub use messages::{change_elements, change_map, create, delete};
+pub use operands::{
+    AddressEnd, CONNECTION_ORIGINAL, CONNECTION_REPLY, COUNTED_ADDRESSES, Comparison, DestinationType,
+    Header, Meta, STATE_INVALID, STATE_NEW, TCP_MAXIMUM_SEGMENT, TcpOption,
+};
 pub use timed::{TimedSet, read_timed, replace_timed};
 
 /// What a map has: a port for each IPv4 address and port (`ipv4_addr . inet_service : inet_service`). It takes up to

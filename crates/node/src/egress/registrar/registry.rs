@@ -2,21 +2,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_address::IpFamily;
 use fairlead_egress::EgressName;
-use fairlead_fou::{Gateway as Target, MAX_GATEWAYS};
-use fairlead_wire::egress::{RegisterResponse, State};
-use tokio::sync::Notify;
+use fairlead_fou::Gateway as Target;
+use fairlead_wire::egress::RegisterResponse;
 
-use super::endpoints::{Endpoints, GatewayEndpoint, GatewayUid};
+use super::endpoints::{Endpoints, GatewayUid};
 use super::health::{Changes, Health};
-use super::session::{Clients, Ended, Heard, Hold, Session, Step, Token};
+use super::session::{Clients, Ended, Heard, Hold, Step, Token};
 use super::{Client, HeardHold, NotRegistered, Way};
+pub(super) use gateway::Gateway;
+use gateway::{Condition, usable};
 use holds::Holds;
 
+mod gateway;
 mod holds;
 
 /// How long nothing is said of the way of a client that may have one from before the start, while gateways are asked.
@@ -57,15 +58,6 @@ pub(super) struct Registry {
     instances: u64,
     health: Health,
     has_endpoints: bool,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Gateway {
-    instance: u64,
-    pub(super) endpoint: GatewayEndpoint,
-    pub(super) session: Session,
-    has_task: bool,
-    wake: Arc<Notify>,
 }
 
 impl Registry {
@@ -464,77 +456,11 @@ impl Registry {
     }
 }
 
-impl Gateway {
-    /// Its task waits for this.
-    pub(super) fn wake(&self) -> Arc<Notify> {
-        Arc::clone(&self.wake)
-    }
-
-    /// Whether it keeps its flows and takes no new ones.
-    pub(super) fn is_draining(&self) -> bool {
-        self.endpoint.is_draining() || self.session.state() == State::Draining
-    }
-
-    /// Whether it says of itself that it forwards.
-    pub(super) fn is_healthy(&self) -> bool {
-        self.session.state() != State::Unhealthy
-    }
-
-    fn show(&mut self, endpoint: GatewayEndpoint) -> bool {
-        if self.endpoint == endpoint {
-            return false;
-        }
-        if endpoint.answers() && !self.endpoint.answers() || endpoint.ready && !self.endpoint.ready {
-            self.session.retry_now();
-        }
-        self.endpoint = endpoint;
-        self.wake.notify_one();
-        true
-    }
-
-    /// Whether its answer about the client is awaited.
-    fn is_asked(&self, client: &Client) -> bool {
-        self.endpoint.answers()
-            && !self.session.confirmed(client)
-            && self.session.refusal(client).is_none()
-            && self.session.failure().is_none()
-    }
-
-    fn target(&self, address: IpAddr) -> Target {
-        Target { address, is_draining: self.is_draining() }
-    }
-}
-
 fn find<'a>(
     gateways: &'a mut BTreeMap<EgressName, BTreeMap<GatewayUid, Gateway>>,
     id: &GatewayId,
 ) -> Option<&'a mut Gateway> {
     gateways.get_mut(&id.egress)?.get_mut(&id.uid).filter(|gateway| gateway.instance == id.instance)
-}
-
-/// Whether a gateway works.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Condition {
-    Works,
-    /// It keeps its flows for a while.
-    Doubtful,
-    Lost,
-}
-
-/// Those that work, at most as many as can be used. If none that takes new flows works, it may be this node that does not hear them: all stay.
-fn usable(gateways: Vec<(Target, Condition)>) -> Vec<Target> {
-    let takes_flows =
-        |(target, condition): &(Target, Condition)| *condition == Condition::Works && !target.is_draining;
-    let any = gateways.iter().any(takes_flows);
-    let keep = |(target, condition): (Target, Condition)| match condition {
-        Condition::Doubtful if any => Some(Target { is_draining: true, ..target }),
-        Condition::Lost if any => None,
-        _ => Some(target),
-    };
-    let mut kept: Vec<Target> = gateways.into_iter().filter_map(keep).collect();
-    kept.sort_by_key(|target| (target.is_draining, target.address));
-    kept.truncate(MAX_GATEWAYS);
-    kept
 }
 
 #[cfg(test)]
