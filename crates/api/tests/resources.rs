@@ -308,9 +308,8 @@ fn check_schema(path: &str, schema: &Value) {
         let path = format!("{path}.{field}");
         assert!(property["description"].is_string(), "{path} has no description");
         // Kubernetes's own types go without descriptions, because of their size.
-        if !["strategy", "sessionAffinityConfig"].contains(&field.as_str())
-            && !path.ends_with("template.spec")
-        {
+        let own = ["strategy", "sessionAffinityConfig", "namespaceSelector", "podSelector"];
+        if !own.contains(&field.as_str()) && !path.ends_with("template.spec") {
             check_schema(&path, property);
         }
     }

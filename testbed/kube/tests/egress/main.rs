@@ -400,7 +400,7 @@ fn the_controller_has_no_rights_that_it_does_not_need() {
         ("list", "pods", "default", true),
         ("patch", "pods", "default", true),
         ("delete", "pods", "default", false),
-        ("watch", "pods", "default", false),
+        ("watch", "pods", "default", true),
         ("patch", "clusterrolebindings/cluster-admin", "default", false),
         ("bind", "clusterroles/cluster-admin", "default", false),
         ("escalate", "clusterroles/coil-egress", "default", false),
