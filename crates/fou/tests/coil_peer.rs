@@ -101,14 +101,10 @@ fn exchanged(ours: Ours, port: SourcePort) {
             counters.of(Counter::Encapsulated) > 50 && counters.of(Counter::Decapsulated) > 50,
             "{counters:?}"
         );
-        let failures = [
-            Counter::Failed,
-            Counter::Fragment,
-            Counter::UnknownSender,
-            Counter::InnerSource,
-            Counter::ForeignSource,
-        ];
-        assert_eq!(failures.map(|counter| counters.of(counter)), [0; 5], "{ours:?} {port:?}: {counters:?}");
+        let failures = [Counter::Failed, Counter::Fragment, Counter::UnknownSender, Counter::ForeignSource];
+        assert_eq!(failures.map(|counter| counters.of(counter)), [0; 4], "{ours:?} {port:?}: {counters:?}");
+        // The kernel's tunnel links solicit routers now and then, with link-local sources.
+        assert!(counters.of(Counter::InnerSource) < 10, "{ours:?} {port:?}: {counters:?}");
     }
 }
 
