@@ -1,4 +1,4 @@
-//! `cargo xtask test`: runs the rings one after another, adds up the counts, and fails when something did not run.
+//! `cargo xtask test`: runs the rings one after another, or beside each other where they mostly wait, adds up the counts, and fails when something did not run.
 
 mod counts;
 mod executables;
@@ -53,8 +53,7 @@ pub(crate) fn run(arguments: &[String]) -> Result {
     let start = Instant::now();
     let executables = set_up(&chosen)?;
     rings::assign(&executables)?;
-    let outcomes: Vec<(&str, Outcome)> =
-        chosen.iter().map(|ring| (ring.name, run_ring(ring, &executables, filter))).collect();
+    let outcomes = run_rings(&chosen, &executables, filter);
     let total = sum(outcomes, filter);
     say(&format!("tests: {:.0} s in all", start.elapsed().as_secs_f64()));
     print(&format!("{}\n", total.counts));
@@ -86,6 +85,34 @@ fn sum(outcomes: Vec<(&str, Outcome)>, filter: &[String]) -> Outcome {
         total.fail(format!("no test of the chosen rings matches {:?}", filter.join(" ")));
     }
     total
+}
+
+/// One after another, apart from those that run beside the next one; the outcomes are in the order of the rings.
+fn run_rings<'a>(
+    chosen: &[&'a Ring],
+    executables: &[Executable],
+    filter: &[String],
+) -> Vec<(&'a str, Outcome)> {
+    thread::scope(|scope| {
+        let mut outcomes = Vec::new();
+        let mut beside = Vec::new();
+        for ring in chosen {
+            if ring.beside_next {
+                beside.push((ring.name, scope.spawn(|| run_ring(ring, executables, filter))));
+                continue;
+            }
+            let outcome = run_ring(ring, executables, filter);
+            outcomes.extend(beside.drain(..).map(join));
+            outcomes.push((ring.name, outcome));
+        }
+        outcomes.extend(beside.drain(..).map(join));
+        outcomes
+    })
+}
+
+fn join<'a>((name, ring): (&'a str, thread::ScopedJoinHandle<'_, Outcome>)) -> (&'a str, Outcome) {
+    // A panic there has failed this program already.
+    (name, ring.join().unwrap_or_default())
 }
 
 fn run_ring(ring: &Ring, executables: &[Executable], filter: &[String]) -> Outcome {

@@ -13,6 +13,8 @@ pub(crate) struct Ring {
     pub(crate) parallel: usize,
     /// Test executables that wait nearly all of the time: they run beside the others, one at a time.
     pub(crate) waiting: &'static [&'static str],
+    /// It mostly waits for virtual machines, and runs beside the ring after it.
+    pub(crate) beside_next: bool,
     /// Only when it is named: a cluster of real nodes needs the machine to itself.
     pub(crate) only_by_name: bool,
     /// How long one test executable may run: several times what it takes on two busy cores.
@@ -50,6 +52,7 @@ pub(crate) const RINGS: &[Ring] = &[
         ],
         parallel: 4,
         waiting: &[],
+        beside_next: false,
         only_by_name: false,
         limit: Duration::from_secs(5 * MINUTE),
         options: &[],
@@ -71,6 +74,7 @@ pub(crate) const RINGS: &[Ring] = &[
         ],
         parallel: 3,
         waiting: &[],
+        beside_next: false,
         only_by_name: false,
         limit: Duration::from_secs(5 * MINUTE),
         options: &[],
@@ -80,6 +84,7 @@ pub(crate) const RINGS: &[Ring] = &[
         packages: &["testbed-kube"],
         parallel: 2,
         waiting: &[],
+        beside_next: false,
         only_by_name: false,
         limit: Duration::from_secs(5 * MINUTE),
         options: &[],
@@ -89,6 +94,7 @@ pub(crate) const RINGS: &[Ring] = &[
         packages: &["testbed-vm"],
         parallel: 1,
         waiting: &[],
+        beside_next: true,
         only_by_name: false,
         limit: Duration::from_secs(10 * MINUTE),
         options: &[],
@@ -99,6 +105,7 @@ pub(crate) const RINGS: &[Ring] = &[
         parallel: 2,
         // A rekey takes two minutes to come.
         waiting: &["clocks"],
+        beside_next: false,
         only_by_name: false,
         limit: Duration::from_secs(15 * MINUTE),
         options: &[],
@@ -109,6 +116,7 @@ pub(crate) const RINGS: &[Ring] = &[
         parallel: 1,
         // Small clusters, whose nodes start while the others' tests wait.
         waiting: &["router", "chained"],
+        beside_next: false,
         only_by_name: true,
         limit: Duration::from_secs(20 * MINUTE),
         // What a test wrote until it hung must not be lost.
