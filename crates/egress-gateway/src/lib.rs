@@ -18,6 +18,7 @@
 //! programs have said again who is one.
 
 mod budget;
+mod certificate;
 mod clients;
 mod connections;
 mod data_path;

@@ -27,12 +27,17 @@ pub fn audience(egress: &EgressName, key: &PublicKeyHash) -> String {
     format!("egress.coil.cybozu.com/{}/{}/{key}", egress.namespace, egress.name)
 }
 
+/// What a token says (RFC 7519); nothing is verified. `None` if it is none, or longer than [`MAX_TOKEN`].
+pub fn claims(token: &str) -> Option<serde_json::Value> {
+    let payload = token.split('.').nth(1).filter(|_| token.len() <= MAX_TOKEN)?;
+    serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()
+}
+
 /// How long a token that the API server has just accepted still counts, by its claims `iat` and `exp` (RFC 7519, section 4.1), at `now` in
 /// seconds since the epoch. With a wrong clock here, at most as long as it was issued for, and at least [`MIN_LIFETIME`]. `None` if it
 /// has no such claims.
 pub fn lifetime(token: &str, now: u64) -> Option<Duration> {
-    let payload = token.split('.').nth(1).filter(|_| token.len() <= MAX_TOKEN)?;
-    let claims: serde_json::Value = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()?;
+    let claims = claims(token)?;
     let seconds = |claim| claims.get(claim)?.as_u64();
     let (issued, expires) = (seconds("iat")?, seconds("exp")?);
     let left = expires.saturating_sub(now).min(expires.saturating_sub(issued));

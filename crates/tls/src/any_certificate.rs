@@ -73,11 +73,11 @@ impl ClientCertVerifier for AnyCertificate {
 
     fn verify_tls12_signature(
         &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(PeerIncompatible::ServerDoesNotSupportTls12Or13.into())
+        ServerCertVerifier::verify_tls12_signature(self, message, certificate, signature)
     }
 
     fn verify_tls13_signature(
@@ -86,10 +86,10 @@ impl ClientCertVerifier for AnyCertificate {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+        ServerCertVerifier::verify_tls13_signature(self, message, certificate, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
+        ServerCertVerifier::supported_verify_schemes(self)
     }
 }

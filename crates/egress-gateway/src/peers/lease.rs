@@ -8,6 +8,7 @@ use std::time::Duration;
 use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::EgressName;
+use fairlead_egress::sources::{ANNOTATION_MEMBER_PREFIX, members_lease};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::watcher;
@@ -17,17 +18,12 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::membership::{self, ANNOTATION_PREFIX, Member, Members};
+use super::membership::{self, Member, Members};
 
 /// Pause after a write that failed, or was undone by another program.
 const RETRY: Duration = Duration::from_secs(1);
 /// How long the removal of the own annotation may take at the end.
 const REMOVAL: Duration = Duration::from_secs(2);
-
-/// Name of the Lease of an Egress.
-pub fn name(egress: &str) -> String {
-    format!("{egress}-gateways")
-}
 
 /// This gateway in the Lease.
 pub struct Membership {
@@ -50,7 +46,7 @@ impl Membership {
         member: Member,
     ) -> Self {
         let leases: Api<Lease> = Api::namespaced(client.clone(), &egress.namespace);
-        let name = name(&egress.name);
+        let name = members_lease(&egress.name);
         let config = caches::config().fields(&format!("metadata.name={name}"));
         let cache = caches::start(subsystem, "Lease of gateways", watcher(leases.clone(), config));
         Self {
@@ -133,7 +129,7 @@ impl Membership {
     }
 
     fn key(&self) -> String {
-        format!("{ANNOTATION_PREFIX}{}", self.pod)
+        format!("{ANNOTATION_MEMBER_PREFIX}{}", self.pod)
     }
 
     async fn annotate(&self, value: Option<String>) -> kube::Result<()> {

@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use base64::Engine as _;
-use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use fairlead_egress::registration::PublicKeyHash;
+use base64::engine::general_purpose::STANDARD;
+use fairlead_egress::registration::{PublicKeyHash, claims};
+use fairlead_egress::sources::ANNOTATION_MEMBER_PREFIX;
 use serde::{Deserialize, Serialize};
 
-/// What the annotation of a gateway begins with; the name of its pod follows (`fairlead_api::names` has what users write).
-pub const ANNOTATION_PREFIX: &str = "gateway.egress.coil.cybozu.com/";
 /// Gateways that count, at most, in the order of their names: each is connected to all others.
 pub const MAX_MEMBERS: usize = 64;
 /// Longest annotation that is read.
@@ -68,8 +67,9 @@ impl Member {
 /// The gateways in the annotations of the Lease, and what is wrong with those that are left out.
 pub fn members(annotations: &BTreeMap<String, String>) -> (Members, Vec<String>) {
     let (mut members, mut wrong) = (Members::new(), Vec::new());
-    let entries =
-        annotations.iter().filter_map(|(key, value)| Some((key.strip_prefix(ANNOTATION_PREFIX)?, value)));
+    let entries = annotations
+        .iter()
+        .filter_map(|(key, value)| Some((key.strip_prefix(ANNOTATION_MEMBER_PREFIX)?, value)));
     for (pod, value) in entries {
         if members.len() >= MAX_MEMBERS {
             wrong.push(format!("gateway {pod} is beyond the limit of {MAX_MEMBERS}"));
@@ -85,13 +85,13 @@ pub fn members(annotations: &BTreeMap<String, String>) -> (Members, Vec<String>)
 
 /// The UID of the pod that a token of its ServiceAccount is bound to (claim `kubernetes.io`). Nothing is verified: it is the own token.
 pub fn pod_uid(token: &str) -> Option<String> {
-    let claims = URL_SAFE_NO_PAD.decode(token.trim().split('.').nth(1)?).ok()?;
-    let claims: serde_json::Value = serde_json::from_slice(&claims).ok()?;
-    claims.pointer("/kubernetes.io/pod/uid")?.as_str().map(str::to_owned)
+    claims(token.trim())?.pointer("/kubernetes.io/pod/uid")?.as_str().map(str::to_owned)
 }
 
 #[cfg(test)]
 mod tests {
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
     use super::*;
 
     fn member() -> Member {
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn gateways_are_read_from_annotations_and_wrong_ones_named() {
-        let annotation = |pod: &str| format!("{ANNOTATION_PREFIX}{pod}");
+        let annotation = |pod: &str| format!("{ANNOTATION_MEMBER_PREFIX}{pod}");
         let mut annotations = BTreeMap::from([
             (annotation("nat-a"), member().encode()),
             (annotation("nat-b"), "{}".to_owned()),

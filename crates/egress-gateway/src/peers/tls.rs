@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use fairlead_egress::registration::PublicKeyHash;
 use fairlead_tls::{AnyCertificate, public_key_info};
-use rcgen::{CertifiedKey, PublicKeyData as _, generate_simple_self_signed};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ServerConfig};
-use sha2::{Digest as _, Sha256};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+
+use crate::certificate::{OwnCertificate, key_hash};
 
 /// What both ends speak inside of TLS (RFC 7301).
 const PROTOCOL: &[u8] = b"fairlead-egress-peers/1";
@@ -37,28 +37,25 @@ impl Identity {
     /// # Errors
     /// The cryptography library fails.
     pub fn generate() -> anyhow::Result<Self> {
-        let names = ["fairlead-egress-gateway".to_owned()];
-        let CertifiedKey { cert, signing_key } = generate_simple_self_signed(names)?;
-        let key = Sha256::digest(signing_key.subject_public_key_info()).into();
-        let private = || PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(signing_key.serialize_der()));
+        let own = OwnCertificate::generate()?;
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let any = Arc::new(AnyCertificate(Arc::clone(&provider)));
         let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_client_cert_verifier(Arc::clone(&any) as _)
-            .with_single_cert(vec![cert.der().clone()], private())?;
+            .with_single_cert(vec![own.certificate.clone()], own.private())?;
         let mut client = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .dangerous()
             .with_custom_certificate_verifier(any)
-            .with_client_auth_cert(vec![cert.der().clone()], private())?;
+            .with_client_auth_cert(vec![own.certificate.clone()], own.private())?;
         server.alpn_protocols = vec![PROTOCOL.to_vec()];
         client.alpn_protocols = vec![PROTOCOL.to_vec()];
         // A resumed session would be without certificates.
         server.send_tls13_tickets = 0;
         client.resumption = rustls::client::Resumption::disabled();
         let (acceptor, connector) = (TlsAcceptor::from(Arc::new(server)), Arc::new(client).into());
-        Ok(Self { acceptor, connector, key })
+        Ok(Self { acceptor, connector, key: own.hash })
     }
 
     /// The handshake of one that was dialed.
@@ -93,5 +90,5 @@ fn key_of(certificates: Option<&[CertificateDer<'_>]>) -> io::Result<PublicKeyHa
     let certificate = certificates.unwrap_or_default().first();
     let certificate = certificate.ok_or_else(|| io::Error::other("the other end has no certificate"))?;
     let key = public_key_info(certificate).map_err(io::Error::other)?;
-    Ok(Sha256::digest(key).into())
+    Ok(key_hash(&key))
 }

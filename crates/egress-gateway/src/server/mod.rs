@@ -12,10 +12,7 @@ use fairlead_egress::registration::PublicKeyHash;
 use fairlead_wire::egress::registration_server::{Registration, RegistrationServer};
 use fairlead_wire::egress::{RegisterRequest, RegisterResponse};
 use futures::{Stream, stream};
-use rcgen::{CertifiedKey, PublicKeyData as _, generate_simple_self_signed};
 use rustls::ServerConfig;
-use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
-use sha2::{Digest as _, Sha256};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
@@ -25,6 +22,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use self::connections::Caller;
 use self::session::{Context, Session};
+use crate::certificate::OwnCertificate;
 use crate::metrics::Metrics;
 use crate::review::Reviewer;
 use crate::shared::Shared;
@@ -55,17 +53,14 @@ impl Identity {
     /// # Errors
     /// The cryptography library fails.
     pub(crate) fn generate() -> anyhow::Result<Self> {
-        let names = ["fairlead-egress-gateway".to_owned()];
-        let CertifiedKey { cert, signing_key } = generate_simple_self_signed(names)?;
-        let key = Sha256::digest(signing_key.subject_public_key_info()).into();
-        let private = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(signing_key.serialize_der()));
+        let own = OwnCertificate::generate()?;
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_no_client_auth()
-            .with_single_cert(vec![cert.der().clone()], private)?;
+            .with_single_cert(vec![own.certificate.clone()], own.private())?;
         config.alpn_protocols = vec![b"h2".to_vec()];
-        Ok(Self { tls: TlsAcceptor::from(Arc::new(config)), key })
+        Ok(Self { tls: TlsAcceptor::from(Arc::new(config)), key: own.hash })
     }
 }
 
