@@ -169,7 +169,13 @@ where
                     }
                 }
                 Err(error) => {
-                    refused.send_replace(Refusal::of(what, &error));
+                    let refusal = Refusal::of(what, &error);
+                    let is_new = refusal.is_some() && refused.borrow().is_none();
+                    refused.send_replace(refusal);
+                    if is_new {
+                        // No other generation: but who waits for the first list waits in vain.
+                        changed.send_modify(|_| {});
+                    }
                     interrupts.send_modify(|count| *count += 1);
                     let since = *interruption.borrow();
                     interruption.send_replace(since.or_else(|| Some(Instant::now())));

@@ -61,7 +61,11 @@ pub struct Found {
     host: HostNetwork,
     /// Of the table of pods.
     routes: Vec<Route>,
+    /// Of the export table.
+    exported: Vec<Route>,
+    /// Entries of this program, and of others.
     proxies: Vec<Proxy>,
+    protocol: u8,
     ignored: Ignored,
 }
 
@@ -73,12 +77,22 @@ impl Found {
     pub fn read(ids: RoutingIds, ignored: Ignored) -> Result<Self> {
         let host = HostNetwork::read()?;
         let mut socket = RouteSocket::open()?;
-        Ok(Self { host, routes: socket.routes(ids.table_pods())?, proxies: socket.proxies()?, ignored })
+        Ok(Self {
+            host,
+            routes: socket.routes(ids.table_pods())?,
+            exported: socket.routes(ids.table_export())?,
+            proxies: socket.proxies()?,
+            protocol: ids.protocol(),
+            ignored,
+        })
     }
 
-    /// The source addresses to which routes lead.
+    /// The source addresses of which anything is there. Routes to a pod vanish with its link, the others do not.
     pub fn addresses(&self) -> BTreeSet<IpAddr> {
-        self.routes.iter().filter(|route| is_source(route)).map(|route| route.destination.addr()).collect()
+        let routes = self.routes.iter().chain(&self.exported).filter(|route| is_source(route));
+        let proxies = self.proxies.iter().filter(|proxy| proxy.protocol == self.protocol);
+        let routed = routes.map(|route| route.destination.addr());
+        routed.chain(proxies.map(|proxy| proxy.address)).collect()
     }
 
     /// The link of a pod of this node: a route leads to its address there, without another router.

@@ -52,7 +52,7 @@ pub(crate) struct InstallArguments {
     #[arg(long, conflicts_with_all = ["netconf", "netconf_file"])]
     chain: bool,
     /// Socket of the node program, for --chain
-    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET)]
+    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET, requires = "chain")]
     socket: PathBuf,
 }
 
@@ -170,8 +170,15 @@ fn remove_files(paths: &Paths) -> anyhow::Result<()> {
     }
     for name in configurations_if_any(&paths.conf_dir)? {
         let path = paths.conf_dir.join(&name);
-        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        if let Some(shorter) = netconf::without_plugin(&text, kind) {
+        // It may be another program's, in any state, or gone meanwhile.
+        let shorter = match fs::read_to_string(&path) {
+            Ok(text) => netconf::without_plugin(&text, kind),
+            Err(error) => {
+                tracing::warn!(file = %path.display(), %error, "cannot read whether it names the plugin");
+                None
+            }
+        };
+        if let Some(shorter) = shorter {
             report(&path, replace(&paths.conf_dir, &name, shorter.as_bytes())?);
         }
     }

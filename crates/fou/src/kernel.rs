@@ -219,7 +219,6 @@ impl Maps {
         copy_hash(&mut old, "fou_links", &mut self.links)?;
         copy_hash(&mut old, "fou_peers", &mut self.peers)?;
         copy_hash(&mut old, "fou_services", &mut self.services)?;
-        copy_hash(&mut old, "fou_sources", &mut self.sources)?;
         let allowed = take::<LpmTrie<_, AddressBytes, [u8; 4]>>(&mut old, "fou_allowed");
         if let Some(allowed) = same_layout("fou_allowed", allowed) {
             let copied = allowed.iter().try_for_each(|entry| {

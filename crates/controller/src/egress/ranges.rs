@@ -23,9 +23,6 @@ use tokio::time::sleep;
 /// Changes are collected this long: kubelets write the status of each Node every few minutes.
 const DEBOUNCE: Duration = Duration::from_millis(200);
 
-/// How soon it is asked again what is known.
-const RETRY: Duration = Duration::from_secs(1);
-
 /// The ranges, joined; `None` before they are known.
 pub(super) type Ranges = Option<Arc<[String]>>;
 
@@ -55,7 +52,6 @@ async fn run(
     let [mut nodes, mut pools, mut services] = caches.signals();
     loop {
         let now = caches.joined();
-        let is_known = now.is_some();
         let replace = |known: &mut Ranges| {
             let differs = *known != now;
             *known = now;
@@ -68,8 +64,6 @@ async fn run(
             _ = nodes.changed() => {}
             _ = pools.changed() => {}
             _ = services.changed() => {}
-            // The refusal of a kind that is not served is no change.
-            () = sleep(RETRY), if !is_known => {}
         }
         sleep(DEBOUNCE).await;
     }

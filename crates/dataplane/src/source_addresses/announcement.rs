@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use fairlead_netlink::Result;
 use fairlead_netlink::frames::FrameSocket;
 use fairlead_netlink::route::MacAddress;
+use fairlead_tunnel::checksum;
 
 use super::Uplink;
 
@@ -61,23 +62,13 @@ fn advertisement(uplink: &Uplink, address: Ipv6Addr) -> Vec<u8> {
     let length = u16::try_from(unsummed.len()).unwrap_or_default();
     let pseudo_header =
         [&source.octets()[..], &ALL_NODES.octets(), &u32::from(length).to_be_bytes(), &[0, 0, 0, ICMPV6]];
-    let checksum = internet_checksum(&[&pseudo_header.concat()[..], &unsummed].concat());
+    let sum = checksum(&[&pseudo_header.concat()[..], &unsummed].concat());
     // Version 6, no traffic class or flow label; the hop limit shows that no router forwarded it.
     let mut packet = vec![0x60, 0, 0, 0];
     packet.extend(length.to_be_bytes());
     packet.extend([ICMPV6, 255]);
     let header = ethernet(ALL_NODES_MAC, uplink.mac, ETHERTYPE_IPV6);
-    [&header[..], &packet, &source.octets(), &ALL_NODES.octets(), &message(checksum)].concat()
-}
-
-/// RFC 1071, of an even number of bytes.
-fn internet_checksum(bytes: &[u8]) -> u16 {
-    let words = bytes.as_chunks::<2>().0.iter().map(|word| u64::from(u16::from_be_bytes(*word)));
-    let mut sum = words.fold(0_u64, u64::wrapping_add);
-    while sum > 0xffff {
-        sum = (sum & 0xffff).wrapping_add(sum >> 16);
-    }
-    !u16::try_from(sum).unwrap_or_default()
+    [&header[..], &packet, &source.octets(), &ALL_NODES.octets(), &message(sum)].concat()
 }
 
 #[cfg(test)]
@@ -111,7 +102,7 @@ mod tests {
             assert_eq!(frame[22..38], source.octets());
             assert_eq!((frame[14 + 7], frame[54], frame[58]), (255, 136, 0xa0));
             let pseudo = [&frame[22..54], &32_u32.to_be_bytes(), &[0, 0, 0, 58]].concat();
-            assert_eq!(internet_checksum(&[&pseudo[..], &frame[54..]].concat()), 0);
+            assert_eq!(checksum(&[&pseudo[..], &frame[54..]].concat()), 0);
         }
     }
 }

@@ -80,7 +80,8 @@ impl Reader {
                 }
             }
         }
-        Ok(Some(uses))
+        // Of nothing that was read there is no sum.
+        Ok((pods.is_empty() || !uses.is_empty()).then_some(uses))
     }
 
     /// `None` where the right is missing.

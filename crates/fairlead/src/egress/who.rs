@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use fairlead_address::IpFamily;
 use fairlead_api::names::LABEL_APP_INSTANCE;
+use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -15,6 +16,9 @@ use super::{gateways, section};
 use crate::arguments::EgressWho;
 use crate::output::{or_dash, render, table};
 use crate::status::PROBLEM_FOUND;
+
+/// Gateways that are asked at the same time: one on a node that is off answers after a long time.
+const AT_ONCE: usize = 16;
 
 /// What a gateway answers.
 #[derive(Debug, Default, Deserialize)]
@@ -74,14 +78,20 @@ pub(super) async fn run(query: &EgressWho) -> anyhow::Result<(String, ExitCode)>
     let pods = reader.gateway_pods(query.egress.as_ref()).await?;
     let path = path(query);
     let mut report = Report::default();
-    for pod in &pods {
-        let answer = gateways::ask(reader.client(), pod, &path).await;
+    let ask = async |pod| (pod, gateways::ask(reader.client(), pod, &path).await);
+    let mut answers = stream::iter(&pods).map(ask).buffered(AT_ONCE);
+    while let Some((pod, answer)) = answers.next().await {
         match answer {
             Ok(answer) => report.add(pod, answer),
             // One that cannot be asked hides nothing of others.
             Err(error) => report.not_read.push(format!("{error:#}")),
         }
     }
+    anyhow::ensure!(
+        !report.gateways.is_empty() || report.not_read.is_empty(),
+        "no gateway could be asked: {}",
+        report.not_read.join("; ")
+    );
     report.sort();
     let text = render(query.output, || json!(report), |_| report.text(query))?;
     let is_found = !report.connections.is_empty();
@@ -127,7 +137,7 @@ impl Report {
             };
             let at = query.at.map_or_else(String::new, |at| format!(" at {at}"));
             let known = self.gateways.iter().map(|memory| {
-                let since = memory.complete_since.as_deref().unwrap_or("-");
+                let since = printable(memory.complete_since.as_deref().unwrap_or("-"));
                 format!("{}: all connections since {since}", memory.gateway)
             });
             return format!(
@@ -138,14 +148,14 @@ impl Report {
         let mut table = table(&["POD", "PROTOCOL", "FROM", "TO", "BEGIN", "END", "GATEWAY"]);
         for Found { gateway, connection, .. } in &self.connections {
             let Connection { namespace, pod, protocol, begin, end, .. } = connection;
-            let pod = if pod.is_empty() { String::new() } else { format!("{namespace}/{pod}") };
+            let pod = if pod.is_empty() { String::new() } else { printable(&format!("{namespace}/{pod}")) };
             table.add_row([
                 or_dash(&pod),
                 protocol_name(*protocol),
                 endpoint(&connection.client, connection.client_port),
                 endpoint(&connection.destination, connection.destination_port),
-                or_dash(begin.as_deref().unwrap_or_default()),
-                end.clone().unwrap_or_else(|| "open".to_owned()),
+                or_dash(&printable(begin.as_deref().unwrap_or_default())),
+                printable(end.as_deref().unwrap_or("open")),
                 gateway.clone(),
             ]);
         }
@@ -153,7 +163,13 @@ impl Report {
     }
 }
 
+/// A gateway may be any program of its author: a terminal must not do what it says.
+fn printable(text: &str) -> String {
+    text.chars().filter(|it| !it.is_control()).collect()
+}
+
 fn endpoint(address: &str, port: u16) -> String {
+    let address = printable(address);
     if address.contains(':') { format!("[{address}]:{port}") } else { format!("{address}:{port}") }
 }
 

@@ -44,7 +44,7 @@ pub fn add_proxy(proxy: &Proxy) -> Message {
 pub fn delete_proxy(proxy: &Proxy) -> Message {
     let mut wire = neighbour(proxy.link, proxy.address);
     wire.header.flags = NeighbourFlags::Proxy;
-    let what = format!("answer no more for {} on link {}", proxy.address, proxy.link);
+    let what = format!("stop answering for {} on link {}", proxy.address, proxy.link);
     message(libc::RTM_DELNEIGH, 0, &wire, what)
 }
 

@@ -96,6 +96,11 @@ impl Inputs {
         self.switches.enabled
     }
 
+    /// Whether Egresses have been listed. Never where they are not watched.
+    pub(super) fn is_listed(&self) -> bool {
+        self.is_enabled() && self.egresses.is_ready()
+    }
+
     /// Egresses that select pods; `None` while it is not known which there are. An API server that shows no Egresses has none.
     pub(crate) fn selectors(&self) -> Option<Arc<Selectors>> {
         if self.is_enabled() && !self.egresses.has_answer() {

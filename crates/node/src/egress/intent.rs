@@ -59,7 +59,8 @@ pub(crate) fn intent(sandbox: &Sandbox, pod: Option<&SlimPod>, knowledge: Knowle
         return Intent::Gateway((!annotations.is_empty()).then(|| EgressProblem::gateway(&egress)));
     }
     if knowledge.is_disabled {
-        let asks = !annotations.is_empty();
+        let is_selected = knowledge.selected.is_some_and(|selected| !selected.is_empty());
+        let asks = is_selected || !annotations.is_empty();
         return if asks { Intent::Keep(EgressProblem::disabled()) } else { Intent::Nothing };
     }
     let Some(selected) = knowledge.selected else { return Intent::Unknown };

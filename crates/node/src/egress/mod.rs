@@ -190,6 +190,8 @@ impl Shared {
     ) -> Knowledge<'a> {
         let inputs = &self.deps.inputs;
         let selected = match pod {
+            // What counted last counts, also in what is recorded, until it is known which Egresses there are.
+            _ if !inputs.is_listed() => Some(sandbox.selected()),
             Some(pod) => inputs.selected(&sandbox.namespace, pod.metadata.labels.as_ref(), false),
             None => Some(sandbox.selected()),
         };

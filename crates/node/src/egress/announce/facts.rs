@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use fairlead_address::is_reachable;
 use fairlead_api::resources::{Egress, EgressSourceAddress};
 use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::pods::SlimPod;
@@ -45,20 +46,14 @@ impl CachedSources {
         let slots = egress.status.iter().flat_map(|status| &status.source_addresses);
         let of_slot = |slot: &EgressSourceAddress| -> Vec<(IpAddr, Option<String>)> {
             let addresses = slot.addresses.iter().filter_map(|text| text.parse().ok());
-            addresses.filter(is_usable).map(|address| (address, slot.gateway.clone())).collect()
+            addresses
+                .filter(|address| is_reachable(*address))
+                .map(|address| (address, slot.gateway.clone()))
+                .collect()
         };
         let addresses = slots.flat_map(of_slot).take(MAX_ADDRESSES).collect();
         Self { key: name.to_string(), egress: name, addresses }
     }
-}
-
-/// An address that means the same on every host.
-fn is_usable(address: &IpAddr) -> bool {
-    let is_local = match address {
-        IpAddr::V4(it) => it.is_link_local() || it.is_broadcast(),
-        IpAddr::V6(it) => it.is_unicast_link_local(),
-    };
-    !(is_local || address.is_loopback() || address.is_unspecified() || address.is_multicast())
 }
 
 /// Starts the watch. It keeps only the source addresses.

@@ -88,7 +88,10 @@ impl fmt::Display for Problem {
                  spec.sourceAddresses or from the node"
             ),
             Self::Refused { error } => {
-                write!(f, "source addresses of egress gateways are not announced as they should be: {error}")
+                write!(
+                    f,
+                    "the kernel refuses routes or entries of source addresses of egress gateways: {error}"
+                )
             }
         }
     }

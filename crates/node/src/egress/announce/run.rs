@@ -36,6 +36,8 @@ struct Compared {
     inputs: Inputs,
     kept: BTreeSet<IpAddr>,
     sources: Vec<Source>,
+    /// The kernel has refused something, so there may be more than this.
+    has_failed: bool,
     again: Instant,
 }
 
@@ -125,7 +127,8 @@ impl Announcer {
     async fn compare(&mut self, inputs: Inputs, holds: &[HeardHold], has_facts: bool, now: Instant) {
         let kept = self.adopted.kept(&Plan::default(), has_facts, now).clone();
         let last = self.compared.as_ref();
-        let had_nothing = last.is_none_or(|last| last.sources.is_empty() && last.kept.is_empty());
+        let had_nothing =
+            last.is_none_or(|last| !last.has_failed && last.sources.is_empty() && last.kept.is_empty());
         if holds.is_empty() && kept.is_empty() && had_nothing {
             self.compared = None;
             self.deps.sources.set_announced(BTreeSet::new());
@@ -170,17 +173,15 @@ impl Announcer {
         let (done, here) = finished(tokio::task::spawn_blocking(apply).await);
         let last = self.compared.as_ref();
         let is_same = last.is_some_and(|last| (&last.sources, &last.kept) == (&sources, &kept));
-        let (mut problems, mut again) = (plan.problems, SWEEP_INTERVAL);
+        let (mut problems, has_failed) = (plan.problems, done.is_err());
+        let again = if has_failed { RETRY_INTERVAL } else { SWEEP_INTERVAL };
         match done {
             Ok(done) if is_same && !done.is_empty() => {
                 tracing::warn!(operations = ?done, "corrected what source addresses of egress gateways need");
                 self.deps.metrics.corrected();
             }
             Ok(_) => {}
-            Err(error) => {
-                again = RETRY_INTERVAL;
-                problems.insert(Problem::Refused { error: error.to_string() });
-            }
+            Err(error) => drop(problems.insert(Problem::Refused { error: error.to_string() })),
         }
         self.schedule.set(&here, now);
         self.links = BTreeMap::new();
@@ -191,7 +192,7 @@ impl Announcer {
         self.deps.sources.set_announced(self.announced.keys().chain(&kept).copied().collect());
         self.report(&problems);
         let again = now.checked_add(again).unwrap_or(now);
-        self.compared = Some(Compared { inputs, kept, sources, again });
+        self.compared = Some(Compared { inputs, kept, sources, has_failed, again });
     }
 
     /// The kernel cannot be read: what is there stays.
@@ -205,7 +206,7 @@ impl Announcer {
         self.report(&[Problem::Refused { error: error.to_string() }].into());
         let sources = self.announced.values().map(|announced| announced.source).collect();
         let again = now.checked_add(RETRY_INTERVAL).unwrap_or(now);
-        self.compared = Some(Compared { inputs, kept, sources, again });
+        self.compared = Some(Compared { inputs, kept, sources, has_failed: true, again });
     }
 
     fn took(&mut self, announced: BTreeMap<IpAddr, Announced>, permitted: &Permitted) {
@@ -220,7 +221,7 @@ impl Announcer {
             tracing::info!(%address, %egress, gateway = pod, term, is_takeover, "a source address is announced");
         }
         for (address, old) in self.announced.iter().filter(|(address, _)| !announced.contains_key(*address)) {
-            tracing::info!(%address, egress = %old.egress, gateway = old.pod, "a source address is announced no more");
+            tracing::info!(%address, egress = %old.egress, gateway = old.pod, "a source address is no longer announced");
         }
         self.deps.metrics.announced(announced.len());
         self.announced = announced;
@@ -236,7 +237,7 @@ impl Announcer {
             for (address, uplink) in due {
                 if let Err(error) = source_addresses::announce(&uplink, address) {
                     let link = uplink.name;
-                    tracing::warn!(%address, link, %error, "cannot tell hosts of a network of a source address");
+                    tracing::warn!(%address, link, %error, "cannot announce a source address to the hosts of a network");
                 }
             }
         };

@@ -182,7 +182,8 @@ impl Shared {
         let first = answer.refused.first().map(|it| (uid(&it.uid), Refusal::new(&it.reason, &it.message)));
         let heard = self.registry().received(id, answer, Instant::now(), rand::random())?;
         let Heard { changed, confirmed, refused, held } = heard;
-        if held {
+        // Only what gateways on this node hold is announced here.
+        if held && self.registry().is_local(id) {
             self.holds.send_replace(());
         }
         self.metrics.registered(confirmed, refused);

@@ -149,6 +149,11 @@ impl Registry {
         differs
     }
 
+    /// Whether a gateway is one of them.
+    pub(super) fn is_local(&self, id: &GatewayId) -> bool {
+        self.holds.is_local(&id.egress, &id.uid)
+    }
+
     /// What these hold.
     pub(super) fn local_holds(&self, now: Instant) -> Vec<HeardHold> {
         self.holds.of_local(&self.gateways, now)

@@ -27,7 +27,7 @@ const GOOD: Duration = Duration::from_secs(10);
 const LAST_PAUSE_OF_HOLDER: Duration = Duration::from_millis(500);
 /// Longest time for which a hold counts without being said again, and most addresses that a gateway may hold.
 const MAX_VALIDITY: Duration = Duration::from_secs(5);
-const MAX_HOLDS: usize = 256;
+pub(super) const MAX_HOLDS: usize = 256;
 
 /// The clients of an Egress by the UIDs of their pods.
 pub(super) type Clients = BTreeMap<String, Client>;

@@ -9,6 +9,7 @@ use fairlead_wire::egress::State;
 
 use super::{Gateway, GatewayUid, Hold};
 use crate::egress::registrar::HeardHold;
+use crate::egress::registrar::session::MAX_HOLDS;
 
 /// How long after its end the term of a hold still counts.
 const FORGOTTEN: Duration = Duration::from_secs(10);
@@ -41,6 +42,10 @@ impl Holds {
         // Terms begin anew where the Lease was deleted.
         newest.retain(|_, hold| hold.until.checked_add(FORGOTTEN).is_none_or(|at| at > now));
         for (address, hold) in held {
+            // A gateway may say any address: what it says too much is its own Egress's loss.
+            if newest.len() >= MAX_HOLDS && !newest.contains_key(address) {
+                continue;
+            }
             let known = newest.entry(*address).or_insert(*hold);
             if hold.term >= known.term {
                 *known = *hold;
