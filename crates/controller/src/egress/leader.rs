@@ -27,9 +27,9 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::watch;
 
-use super::ranges::{self, RangeCaches, Ranges};
+use super::ranges::{self, Ranges};
 use super::reconcile::{Outcome, Reconciler};
-use super::source_addresses::SourceAddresses;
+use super::source_addresses::{Decision, SourceAddresses};
 use super::write::Writer;
 use super::{Metrics, Settings, costs};
 use crate::changes::Changes;
@@ -70,10 +70,9 @@ pub(super) fn start(subsystem: &mut Subsystem, client: &Client, settings: &Setti
     let budgets: Cache<PodDisruptionBudget> = cache(subsystem, "PodDisruptionBudgets", client, ours());
     let accounts: Cache<ServiceAccount> = cache(subsystem, "ServiceAccounts", client, ours());
     let bindings: Cache<ClusterRoleBinding> = cache(subsystem, "ClusterRoleBindings", client, binding);
-    let range_caches = RangeCaches::start(subsystem, client);
-    let (cluster_ranges, changed_ranges) = ranges::start(subsystem, &range_caches);
-    let (sources, [leases, pods, roles, role_bindings, nodes, blocks, pools, ranges]) =
-        SourceAddresses::start(subsystem, client, &settings.source_addresses, &range_caches);
+    let (cluster_ranges, changed_ranges) = ranges::start(subsystem, client);
+    let (sources, [leases, pods, roles, role_bindings, blocks]) =
+        SourceAddresses::start(subsystem, client, &settings.source_addresses);
     let watches = [
         changed_ranges,
         egresses.subscribe(),
@@ -86,10 +85,7 @@ pub(super) fn start(subsystem: &mut Subsystem, client: &Client, settings: &Setti
         pods,
         roles,
         role_bindings,
-        nodes,
         blocks,
-        pools,
-        ranges,
     ];
     let stores = Stores {
         egresses: egresses.store,
@@ -165,6 +161,10 @@ impl Leader {
                 return std::future::pending().await;
             }
         }
+        // Without them a source address inside of the cluster would seem to be free.
+        if self.sources.are_permitted() && self.ranges.wait_for(Option::is_some).await.is_err() {
+            return std::future::pending().await;
+        }
         loop {
             let wait = self.look().await;
             changes.resync = wait.unwrap_or(RESYNC_INTERVAL);
@@ -182,11 +182,14 @@ impl Leader {
             None => self.own_image().await,
         };
         self.forget(&all, &namespaces);
-        let decisions = self.sources.decide(&all);
-        self.sources.write(&self.writer, &all, &decisions).await;
+        let ranges = self.ranges.borrow().clone();
+        let mut decisions = self.sources.decide(&all, ranges.as_deref());
+        self.sources.write(&self.writer, &all, &mut decisions).await;
         let wait = SourceAddresses::wait(&decisions);
         let now = Instant::now();
-        let due: Vec<Arc<Egress>> = all.into_iter().filter(|egress| self.is_due(egress, now)).collect();
+        let is_due =
+            |egress: &Arc<Egress>| self.is_due(egress, decisions.get(&egress.uid().unwrap_or_default()), now);
+        let due: Vec<Arc<Egress>> = all.into_iter().filter(is_due).collect();
         let uids: Vec<String> = due.iter().filter_map(|egress| egress.uid()).collect();
         self.metrics.queue.waiting(now, uids.iter().map(String::as_str));
         let defaults = Defaults { image: self.image.clone(), port: self.settings.port };
@@ -196,7 +199,7 @@ impl Leader {
             self.stores.clone(),
             defaults,
             shared,
-            self.ranges.borrow().clone(),
+            ranges,
             decisions,
         );
         let outcomes: Vec<_> = stream::iter(due)
@@ -220,13 +223,17 @@ impl Leader {
         wait
     }
 
-    /// An Egress that is being deleted needs no objects: the garbage collector deletes them.
-    fn is_due(&self, egress: &Egress, now: Instant) -> bool {
+    /// An Egress that is being deleted needs no objects: the garbage collector deletes them. Who holds source addresses is said at once,
+    /// since packets go by it.
+    fn is_due(&self, egress: &Egress, decision: Option<&Decision>, now: Instant) -> bool {
         let memory = egress.uid().and_then(|uid| self.memories.get(&uid));
         let waits = memory
             .and_then(|memory| memory.retry)
             .is_some_and(|(until, generation)| now < until && generation == egress.metadata.generation);
-        egress.metadata.deletion_timestamp.is_none() && !waits
+        let is_said = |decision: &Decision| {
+            egress.status.as_ref().is_some_and(|status| status.source_addresses == decision.status())
+        };
+        egress.metadata.deletion_timestamp.is_none() && (!waits || decision.is_some_and(|it| !is_said(it)))
     }
 
     fn remember(&mut self, egress: &Egress, Outcome { problem, is_done }: Outcome) {

@@ -23,11 +23,20 @@ use tokio::time::sleep;
 /// Changes are collected this long: kubelets write the status of each Node every few minutes.
 const DEBOUNCE: Duration = Duration::from_millis(200);
 
-/// The ranges, joined; `None` before they are known.
-pub(super) type Ranges = Option<Arc<[String]>>;
+/// The ranges; `None` before they are known.
+pub(super) type Ranges = Option<Arc<ClusterRanges>>;
+
+/// The ranges of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ClusterRanges {
+    /// Those that are not in private networks, joined, for the status of Egresses.
+    pub(super) joined: Vec<String>,
+    /// All of them, each with what it is.
+    pub(super) named: Vec<(IpNet, String)>,
+}
 
 /// Watches of what ranges are made of.
-pub(super) struct RangeCaches {
+struct RangeCaches {
     nodes: Cache<SlimNode>,
     pools: Cache<AddressPool>,
     services: Cache<ServiceCIDR>,
@@ -36,22 +45,24 @@ pub(super) struct RangeCaches {
 /// Watches, and returns the ranges, and a number that grows whenever they change.
 pub(super) fn start(
     subsystem: &mut Subsystem,
-    caches: &Arc<RangeCaches>,
+    client: &Client,
 ) -> (watch::Receiver<Ranges>, watch::Receiver<u64>) {
+    let caches = RangeCaches::start(subsystem, client);
     let (ranges, known) = watch::channel(None);
     let (generation, changes) = watch::channel(1);
-    subsystem.spawn("ranges of the cluster", run(Arc::clone(caches), ranges, generation));
+    subsystem.spawn("ranges of the cluster", run(caches, ranges, generation));
     (known, changes)
 }
 
 async fn run(
-    caches: Arc<RangeCaches>,
+    caches: RangeCaches,
     ranges: watch::Sender<Ranges>,
     generation: watch::Sender<u64>,
 ) -> Infallible {
-    let [mut nodes, mut pools, mut services] = caches.signals();
+    let (mut nodes, mut pools) = (caches.nodes.subscribe(), caches.pools.subscribe());
+    let mut services = caches.services.subscribe();
     loop {
-        let now = caches.joined();
+        let now = caches.read();
         let replace = |known: &mut Ranges| {
             let differs = *known != now;
             *known = now;
@@ -71,24 +82,19 @@ async fn run(
 
 impl RangeCaches {
     /// Starts the watches.
-    pub(super) fn start(subsystem: &mut Subsystem, client: &Client) -> Arc<Self> {
+    fn start(subsystem: &mut Subsystem, client: &Client) -> Self {
         let nodes = watcher(Api::<SlimNode>::all(client.clone()), config()).modify(lean::identified);
         let pools = watcher(Api::<AddressPool>::all(client.clone()), config()).modify(lean::any);
         let services = watcher(Api::<ServiceCIDR>::all(client.clone()), config()).modify(lean::any);
-        Arc::new(Self {
+        Self {
             nodes: caches::start(subsystem, "ranges of Nodes", nodes),
             pools: caches::start(subsystem, "AddressPools", pools),
             services: caches::start(subsystem, "ServiceCIDRs", services),
-        })
-    }
-
-    /// They change with every change of what is watched.
-    pub(super) fn signals(&self) -> [watch::Receiver<u64>; 3] {
-        [self.nodes.subscribe(), self.pools.subscribe(), self.services.subscribe()]
+        }
     }
 
     /// All ranges, each with what it is.
-    pub(super) fn named(&self) -> Vec<(IpNet, String)> {
+    fn named(&self) -> Vec<(IpNet, String)> {
         let mut ranges = Vec::new();
         for pool in self.pools.store.state() {
             let what = format!("AddressPool {}", pool.name_any());
@@ -101,15 +107,19 @@ impl RangeCaches {
             ranges.extend(cidrs.filter_map(|text| text.parse().ok()).map(|net| (net, what.clone())));
         }
         ranges.extend(self.nodes.store.state().iter().flat_map(|node| of_node(node)));
+        // The caches have no order.
+        ranges.sort_unstable();
         ranges
     }
 
     /// An API server may have no ServiceCIDRs or AddressPools. Without Nodes nothing is known.
-    fn joined(&self) -> Ranges {
+    fn read(&self) -> Ranges {
         let is_known = self.nodes.is_ready() && self.pools.has_answer() && self.services.has_answer();
         is_known.then(|| {
-            let all: PrefixSet = self.named().into_iter().map(|(net, _)| net).collect();
-            cluster_ranges(&all).iter().map(IpNet::to_string).collect()
+            let named = self.named();
+            let all: PrefixSet = named.iter().map(|(net, _)| net).collect();
+            let joined = cluster_ranges(&all).iter().map(IpNet::to_string).collect();
+            Arc::new(ClusterRanges { joined, named })
         })
     }
 }

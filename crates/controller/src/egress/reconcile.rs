@@ -8,7 +8,6 @@ use fairlead_api::names::EGRESS_PROGRAM;
 use fairlead_api::resources::{Egress, EgressSourceAddress};
 use fairlead_cluster::writes::is_stale;
 use fairlead_egress::objects::{Defaults, Objects, objects, service_account, take_back_ports};
-use fairlead_egress::sources;
 use fairlead_egress::status::{self, Finding};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -90,7 +89,7 @@ impl Reconciler {
         let is_done = problem.is_none();
         let decision = egress.metadata.uid.as_ref().and_then(|uid| self.sources.get(uid));
         let problem = problem.or_else(|| decision?.finding());
-        let said = decision.map(|it| sources::status(&it.plan.slots, &it.plan.holders)).unwrap_or_default();
+        let said = decision.map(Decision::status).unwrap_or_default();
         let written = self.write_status(egress, problem.as_ref(), said).await;
         Outcome { is_done: is_done && written, problem }
     }
@@ -177,8 +176,8 @@ impl Reconciler {
         let deployment = deployment.as_deref().filter(|deployment| is_owner(egress, *deployment));
         let finding = problem.cloned().unwrap_or_else(|| Finding::of(egress, deployment));
         let now = Time(jiff::Timestamp::now());
-        let Some(status) = status::due(egress, deployment, &finding, self.ranges.as_deref(), said, now)
-        else {
+        let ranges = self.ranges.as_ref().map(|ranges| ranges.joined.as_slice());
+        let Some(status) = status::due(egress, deployment, &finding, ranges, said, now) else {
             return true;
         };
         let name = egress.name_any();

@@ -5,21 +5,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_api::resources::{AddressBlock, Egress};
+use fairlead_api::names::{APP_NAME, EGRESS_COMPONENT, LABEL_APP_COMPONENT, LABEL_APP_NAME};
+use fairlead_api::resources::{AddressBlock, Egress, EgressSourceAddress};
 use fairlead_cluster::caches::{self, Cache, config};
 use fairlead_cluster::lean;
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_cluster::writes::is_stale;
 use fairlead_egress::objects::selector_of_all;
 use fairlead_egress::sources::{
-    ANNOTATION_MEMBER_PREFIX, Claimed, Plan, ROLE, Refusal, Resting, gone_members, members_lease, permit,
-    plan, role, role_binding,
+    self, ANNOTATION_MEMBER_PREFIX, Claimed, Plan, ROLE, Refusal, Resting, gone_members, is_ours,
+    members_lease, permit, plan, role, role_binding,
 };
 use fairlead_egress::status::Finding;
 use ipnet::IpNet;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -27,11 +29,11 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tokio::sync::watch;
 
-use super::ranges::RangeCaches;
+use super::ranges::ClusterRanges;
 use super::write::{MANAGER, Writer};
 
 /// Signals of what is watched.
-pub(super) const KINDS: usize = 8;
+pub(super) const KINDS: usize = 5;
 
 /// What the leader knows and does.
 pub(super) struct SourceAddresses {
@@ -50,13 +52,12 @@ struct Watched {
     roles: Store<Role>,
     bindings: Store<RoleBinding>,
     blocks: Store<AddressBlock>,
-    ranges: Arc<RangeCaches>,
 }
 
 impl Watched {
     /// What no source address may be in, each with what it is.
-    fn cluster(&self) -> Vec<(IpNet, String)> {
-        let mut ranges = self.ranges.named();
+    fn cluster(&self, known: Option<&ClusterRanges>) -> Vec<(IpNet, String)> {
+        let mut ranges = known.map(|known| known.named.clone()).unwrap_or_default();
         for block in self.blocks.state() {
             let what = format!("AddressBlock {}", block.name_any());
             let nets = block.parse().map(|nets| nets.iter().collect::<Vec<_>>()).unwrap_or_default();
@@ -71,24 +72,40 @@ impl Watched {
 pub(super) struct Decision {
     pub(super) plan: Plan,
     pub(super) refusals: Vec<Refusal>,
+    /// Why a Lease could not be made.
+    pub(super) failure: Option<String>,
 }
 
 impl Decision {
     /// What the condition says, unless there is something worse: the first of what is refused.
     pub(super) fn finding(&self) -> Option<Finding> {
-        let first = self.refusals.first()?;
+        let Some(first) = self.refusals.first() else {
+            let failure = self.failure.clone()?;
+            return Some(Finding::problem("SourceAddressLeaseMissing", failure));
+        };
         let texts: Vec<String> = self.refusals.iter().map(ToString::to_string).collect();
         Some(Finding::problem(first.reason(), texts.join("; ")))
     }
 }
 
+impl Decision {
+    /// What the status says of source addresses.
+    pub(super) fn status(&self) -> Vec<EgressSourceAddress> {
+        sources::status(&self.plan.slots, &self.plan.holders)
+    }
+}
+
 impl SourceAddresses {
+    /// Whether `--egress-source-addresses` permits any.
+    pub(super) fn are_permitted(&self) -> bool {
+        self.watched.is_some()
+    }
+
     /// Starts what is watched, and returns its signals.
     pub(super) fn start(
         subsystem: &mut Subsystem,
         client: &Client,
         permitted: &[IpNet],
-        ranges: &Arc<RangeCaches>,
     ) -> (Self, [watch::Receiver<u64>; KINDS]) {
         // One that has been there always.
         let (silent, never) = watch::channel(1);
@@ -105,16 +122,12 @@ impl SourceAddresses {
             let bindings: Cache<RoleBinding> = caches::start(subsystem, "RoleBindings", bindings);
             let blocks = watcher(Api::<AddressBlock>::all(client.clone()), config()).modify(lean::any);
             let blocks: Cache<AddressBlock> = caches::start(subsystem, "AddressBlocks", blocks);
-            let [nodes, pools, services] = ranges.signals();
             signals = [
                 leases.subscribe(),
                 pods.subscribe(),
                 roles.subscribe(),
                 bindings.subscribe(),
-                nodes,
                 blocks.subscribe(),
-                pools,
-                services,
             ];
             Watched {
                 leases: leases.store,
@@ -122,7 +135,6 @@ impl SourceAddresses {
                 roles: roles.store,
                 bindings: bindings.store,
                 blocks: blocks.store,
-                ranges: Arc::clone(ranges),
             }
         });
         let new = Self {
@@ -137,26 +149,30 @@ impl SourceAddresses {
     }
 
     /// What is to be done for each Egress, by UID.
-    pub(super) fn decide(&mut self, egresses: &[Arc<Egress>]) -> BTreeMap<String, Decision> {
+    pub(super) fn decide(
+        &mut self,
+        egresses: &[Arc<Egress>],
+        known: Option<&ClusterRanges>,
+    ) -> BTreeMap<String, Decision> {
         let now = self.start.elapsed();
         let leases = self.watched.as_ref().map(|watched| watched.leases.state()).unwrap_or_default();
         self.resting.look(leases.iter().map(AsRef::as_ref), now);
-        let cluster = self.watched.as_ref().map(Watched::cluster).unwrap_or_default();
+        let cluster = self.watched.as_ref().map(|watched| watched.cluster(known)).unwrap_or_default();
         let ranges = fairlead_egress::sources::Ranges { permitted: self.permitted.clone(), cluster };
         let claimed = Claimed::new(egresses.iter().map(AsRef::as_ref));
         let decide = |egress: &Arc<Egress>| {
-            let (slots, refusals) = permit(egress, &ranges, &claimed);
-            let namespace = egress.namespace();
-            let live: Vec<Lease> = leases
-                .iter()
-                .filter(|lease| lease.namespace() == namespace)
-                .map(|lease| lease.as_ref().clone())
-                .collect();
+            let name = egress.name_any();
+            let own = |lease: &&Lease| {
+                lease.metadata.namespace == egress.metadata.namespace && is_ours(&name, lease)
+            };
+            let live: Vec<&Lease> = leases.iter().map(AsRef::as_ref).filter(own).collect();
+            let (slots, refusals) = permit(egress, &ranges, &claimed, &live);
             let plan = match self.watched {
                 Some(_) => plan(egress, &slots, &live, &self.resting, now),
                 None => Plan { slots: vec![Vec::new(); slots.len()], ..Plan::default() },
             };
-            (egress.uid().unwrap_or_default(), Decision { plan, refusals })
+            let failure = plan.blocked.clone();
+            (egress.uid().unwrap_or_default(), Decision { plan, refusals, failure })
         };
         egresses.iter().map(decide).collect()
     }
@@ -171,33 +187,20 @@ impl SourceAddresses {
         &self,
         writer: &Writer,
         egresses: &[Arc<Egress>],
-        decisions: &BTreeMap<String, Decision>,
+        decisions: &mut BTreeMap<String, Decision>,
     ) {
         let Some(watched) = &self.watched else { return };
         self.write_roles(writer, watched, egresses, decisions).await;
         for egress in egresses.iter().filter(|egress| egress.metadata.deletion_timestamp.is_none()) {
-            let Some(decision) = egress.uid().and_then(|uid| decisions.get(&uid)) else { continue };
+            let Some(decision) = egress.uid().and_then(|uid| decisions.get_mut(&uid)) else { continue };
             let namespace = egress.namespace().unwrap_or_default();
             let leases = Api::<Lease>::namespaced(self.client.clone(), &namespace);
             for lease in &decision.plan.delete {
                 self.delete(&leases, lease).await;
             }
             for lease in &decision.plan.create {
-                let parameters =
-                    PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
-                match leases.create(&parameters, lease).await {
-                    Ok(_) => tracing::info!(namespace, lease = lease.name_any(), "created"),
-                    Err(kube::Error::Api(status)) if status.code == 409 => {
-                        tracing::warn!(
-                            namespace,
-                            lease = lease.name_any(),
-                            "a Lease of this name was not made for the Egress: delete it"
-                        );
-                    }
-                    Err(error) => {
-                        tracing::warn!(namespace, lease = lease.name_any(), %error, "cannot create a Lease; retrying");
-                    }
-                }
+                let failure = create(&leases, lease).await.err();
+                decision.failure = failure.or_else(|| decision.failure.take());
             }
             self.remove_members(watched, &leases, egress).await;
         }
@@ -268,34 +271,62 @@ impl SourceAddresses {
         let pods = watched.pods.state();
         let of_namespace = pods.iter().filter(|pod| pod.namespace().as_deref() == Some(&namespace));
         let pods = of_namespace.map(|pod| (pod.name_any(), pod.uid().unwrap_or_default())).collect();
+        let api = Api::<Pod>::namespaced(self.client.clone(), &namespace);
+        let mut gone = BTreeMap::<String, Option<String>>::new();
         for (pod, uid) in gone_members(&lease, &pods) {
-            let api = Api::<Pod>::namespaced(self.client.clone(), &namespace);
             match api.get_metadata_opt(&pod).await {
-                Ok(Some(found)) if found.metadata.uid.as_deref() == Some(&uid) => continue,
-                Ok(_) => {}
+                Ok(Some(found))
+                    if found.metadata.uid.as_deref() == Some(&uid) && is_gateway(&found.metadata) => {}
+                Ok(_) => drop(gone.insert(format!("{ANNOTATION_MEMBER_PREFIX}{pod}"), None)),
                 Err(error) => {
                     tracing::warn!(namespace, pod, %error, "cannot read whether a gateway's pod is gone; retrying");
-                    continue;
                 }
             }
-            let key = format!("{ANNOTATION_MEMBER_PREFIX}{pod}");
-            // Only as it was read: the pod of a new gateway may have the name.
-            let patch = json!({ "metadata": {
-                "resourceVersion": lease.resource_version(), "annotations": { key: null },
-            } });
-            let parameters =
-                PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
-            match leases.patch_metadata(&name, &parameters, &Patch::Merge(patch)).await {
-                Ok(_) => tracing::info!(namespace, pod, "a gateway is gone"),
-                Err(error) if is_stale(&error) => {}
-                Err(error) => {
-                    tracing::warn!(namespace, pod, %error, "cannot remove a gateway that is gone; retrying");
-                }
-            }
-            // The version is another one now.
+        }
+        if gone.is_empty() {
             return;
         }
+        // Only as it was read: the pod of a new gateway may have the name.
+        let patch =
+            json!({ "metadata": { "resourceVersion": lease.resource_version(), "annotations": gone } });
+        let parameters = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+        match leases.patch_metadata(&name, &parameters, &Patch::Merge(patch)).await {
+            Ok(_) => tracing::info!(namespace, gateways = ?gone.keys(), "gateways are gone"),
+            Err(error) if is_stale(&error) => {}
+            Err(error) => {
+                tracing::warn!(namespace, %error, "cannot remove gateways that are gone; retrying");
+            }
+        }
     }
+}
+
+/// Makes a Lease.
+///
+/// # Errors
+/// Why it is not there, in words for the status.
+async fn create(leases: &Api<Lease>, lease: &Lease) -> Result<(), String> {
+    let (namespace, name) = (lease.namespace().unwrap_or_default(), lease.name_any());
+    let parameters = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+    let error = match leases.create(&parameters, lease).await {
+        Ok(_) => {
+            tracing::info!(namespace, lease = name, "created");
+            return Ok(());
+        }
+        Err(kube::Error::Api(status)) if status.code == 409 => {
+            "it was not made for the Egress: delete it".to_owned()
+        }
+        Err(error) => error.to_string(),
+    };
+    tracing::warn!(namespace, lease = name, error, "cannot create a Lease; retrying");
+    Err(format!("cannot create the Lease {name} of its source addresses: {error}"))
+}
+
+/// Whether a pod has the labels of a gateway.
+fn is_gateway(pod: &ObjectMeta) -> bool {
+    let has = |name: &str, value: &str| {
+        pod.labels.as_ref().and_then(|labels| labels.get(name)).is_some_and(|found| found == value)
+    };
+    has(LABEL_APP_NAME, APP_NAME) && has(LABEL_APP_COMPONENT, EGRESS_COMPONENT)
 }
 
 fn log_failure(namespace: &str, outcome: Result<(), super::write::Failure>) {

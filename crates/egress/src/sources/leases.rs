@@ -135,7 +135,7 @@ pub fn role(namespace: &str, leases: &BTreeSet<String>) -> Role {
         api_groups: Some(vec!["coordination.k8s.io".to_owned()]),
         resources: Some(vec!["leases".to_owned()]),
         resource_names: Some(leases.iter().cloned().collect()),
-        verbs: ["get", "list", "watch", "update", "patch"].map(str::to_owned).to_vec(),
+        verbs: ["get", "list", "watch", "patch"].map(str::to_owned).to_vec(),
         ..PolicyRule::default()
     };
     // A rule without names would be for all.

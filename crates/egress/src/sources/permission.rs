@@ -1,12 +1,13 @@
 //! Which source addresses an Egress may have.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fairlead_api::resources::Egress;
 use ipnet::IpNet;
+use k8s_openapi::api::coordination::v1::Lease;
 
-use super::slots;
+use super::{addresses_of, slots};
 use crate::EgressName;
 
 /// What the controller knows of addresses.
@@ -84,16 +85,24 @@ fn name(egress: &Egress) -> EgressName {
     EgressName { namespace: text(&egress.metadata.namespace), name: text(&egress.metadata.name) }
 }
 
-/// The slots of an Egress with what it may have, and why it may not have the others.
-pub fn permit(egress: &Egress, ranges: &Ranges, claimed: &Claimed) -> (Vec<Vec<IpAddr>>, Vec<Refusal>) {
+/// The slots of an Egress with what it may have, and why it may not have the others. What it has already (`live`, its Leases) it keeps when
+/// the cluster gets a range around it: a kubelet can say any address of its Node, and connections would end.
+pub fn permit(
+    egress: &Egress,
+    ranges: &Ranges,
+    claimed: &Claimed,
+    live: &[&Lease],
+) -> (Vec<Vec<IpAddr>>, Vec<Refusal>) {
     let own = name(egress);
+    let had: BTreeSet<IpAddr> = live.iter().flat_map(|lease| addresses_of(lease)).collect();
     let mut refusals = Vec::new();
     let mut slots = slots(egress.spec.source_addresses.as_deref().unwrap_or_default());
     for slot in &mut slots {
         slot.retain(|address| match refuse(*address, &own, ranges, claimed) {
             Some(refusal) => {
+                let stays = had.contains(address) && matches!(refusal, Refusal::InCluster { .. });
                 refusals.push(refusal);
-                false
+                stays
             }
             None => true,
         });

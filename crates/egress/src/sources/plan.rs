@@ -15,6 +15,8 @@ pub struct Resting {
     /// Before the first look it is not known which addresses had one.
     first: Option<Duration>,
     seen: BTreeMap<IpAddr, Duration>,
+    /// The Leases that had an address in the last look, and are not being deleted.
+    leases: BTreeMap<IpAddr, String>,
 }
 
 impl Resting {
@@ -22,9 +24,20 @@ impl Resting {
     pub fn look<'a>(&mut self, leases: impl IntoIterator<Item = &'a Lease>, now: Duration) {
         self.first.get_or_insert(now);
         self.seen.retain(|_, at| now < at.saturating_add(REUSE));
-        for address in leases.into_iter().flat_map(addresses_of) {
-            self.seen.insert(address, now);
+        self.leases.clear();
+        for lease in leases {
+            for address in addresses_of(lease) {
+                self.seen.insert(address, now);
+                if lease.metadata.deletion_timestamp.is_none() {
+                    self.leases.insert(address, full_name(lease));
+                }
+            }
         }
+    }
+
+    /// Which Lease has an address, by its namespace and name, and will have it until it is deleted.
+    fn lease_of(&self, address: IpAddr) -> Option<&str> {
+        self.leases.get(&address).map(String::as_str)
     }
 
     /// Whether an address may get a Lease.
@@ -49,13 +62,15 @@ pub struct Plan {
     pub holders: Vec<Option<String>>,
     /// An address rests, so another look is needed.
     pub waits: bool,
+    /// Another Lease has an address, which this Egress gets when that is gone.
+    pub blocked: Option<String>,
 }
 
 /// What is to be done for an Egress with these permitted slots (none without source addresses), when it has these Leases.
 pub fn plan(
     egress: &Egress,
     slots: &[Vec<IpAddr>],
-    live: &[Lease],
+    live: &[&Lease],
     resting: &Resting,
     now: Duration,
 ) -> Plan {
@@ -68,7 +83,7 @@ pub fn plan(
         ..Plan::default()
     };
     let mut present = BTreeSet::new();
-    for lease in live.iter().filter(|lease| is_ours(name, lease)) {
+    for lease in live.iter().copied().filter(|lease| is_ours(name, lease)) {
         let named = lease.metadata.name.clone().unwrap_or_default();
         let is_right = wanted.get(&named).is_some_and(|it| addresses_of(it) == addresses_of(lease));
         let is_going = lease.metadata.deletion_timestamp.is_some();
@@ -79,7 +94,9 @@ pub fn plan(
                     (plan.slots.get_mut(slot), plan.holders.get_mut(slot))
                 {
                     *addresses = addresses_of(lease);
-                    *holder = slot_lease(lease).and_then(|lease| lease.lease.holder);
+                    *holder = slot_lease(lease)
+                        .and_then(|lease| lease.lease.holder)
+                        .filter(|holder| is_pod_name(holder));
                 }
             }
             (false, false, _) => plan.delete.push(lease.clone()),
@@ -91,11 +108,31 @@ pub fn plan(
         if present.contains(&named) {
             continue;
         }
-        if addresses_of(&lease).iter().all(|address| resting.is_free(*address, now)) {
+        let addresses = addresses_of(&lease);
+        if addresses.iter().all(|address| resting.is_free(*address, now)) {
             plan.create.push(lease);
-        } else {
-            plan.waits = true;
+            continue;
         }
+        plan.waits = true;
+        let is_own = |other: &&str| plan.delete.iter().any(|lease| full_name(lease) == **other);
+        let others = addresses.iter().filter_map(|address| {
+            Some((address, resting.lease_of(*address).filter(|other| !is_own(other))?))
+        });
+        let blocked = others.last().map(|(address, other)| {
+            format!("the Lease {other} has {address}: delete it once no gateway that knows it is left")
+        });
+        plan.blocked = blocked.or(plan.blocked);
     }
     plan
+}
+
+/// What a gateway writes is shown only if it can be one (Kubernetes: DNS subdomain name).
+fn is_pod_name(text: &str) -> bool {
+    let may_be = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+    !text.is_empty() && text.len() <= 253 && text.bytes().all(may_be)
+}
+
+fn full_name(lease: &Lease) -> String {
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    format!("{}/{}", text(&lease.metadata.namespace), text(&lease.metadata.name))
 }

@@ -38,7 +38,7 @@ fn each_refusal_has_its_reason_and_leaves_other_addresses_and_slots() {
         egress("a", "2026-01-02T00:00:00Z", &["192.0.2.1", "2001:db8::1", "192.0.2.200", "198.51.100.1"]);
     let old = egress("b", "2026-01-01T00:00:00Z", &["192.0.2.1", "192.0.2.2"]);
     let claimed = Claimed::new([&young, &old]);
-    let (slots, refusals) = permit(&young, &ranges, &claimed);
+    let (slots, refusals) = permit(&young, &ranges, &claimed, &[]);
     assert_eq!(texts(&slots), ["2001:db8::1", "", ""]);
     let told: Vec<_> = refusals.iter().map(|it| (it.reason(), it.to_string())).collect();
     let expected = [
@@ -53,7 +53,7 @@ fn each_refusal_has_its_reason_and_leaves_other_addresses_and_slots() {
         ),
     ];
     assert_eq!(told, expected.map(|(reason, text)| (reason, text.to_owned())));
-    assert_eq!(permit(&old, &ranges, &claimed).1, []);
+    assert_eq!(permit(&old, &ranges, &claimed, &[]).1, []);
     // Of the same age: by name.
     let (first, second) = (
         egress("a", "2026-01-01T00:00:00Z", &["192.0.2.1"]),
@@ -61,7 +61,7 @@ fn each_refusal_has_its_reason_and_leaves_other_addresses_and_slots() {
     );
     let claimed = Claimed::new([&second, &first]);
     assert_eq!(
-        (permit(&first, &ranges, &claimed).1.len(), permit(&second, &ranges, &claimed).1.len()),
+        (permit(&first, &ranges, &claimed, &[]).1.len(), permit(&second, &ranges, &claimed, &[]).1.len()),
         (0, 1)
     );
 }
@@ -154,8 +154,37 @@ fn an_address_gets_a_lease_three_seconds_after_another_one_with_it_is_gone() {
     let other = leases(&egress("old", "2026-01-01T00:00:00Z", &[]), &wanted);
     resting.look(other.values(), at(4000));
     resting.look([], at(4200));
-    assert!(plan(&object, &wanted, &[], &resting, at(6900)).waits);
+    let waiting = plan(&object, &wanted, &[], &resting, at(6900));
+    assert!(waiting.waits && waiting.blocked.is_none(), "its Lease is gone");
     assert_eq!(plan(&object, &wanted, &[], &resting, at(7000)).create.len(), 2);
+}
+
+#[test]
+fn a_lease_that_keeps_an_address_from_another_egress_is_named() {
+    let object = egress("nat", "2026-01-01T00:00:00Z", &[]);
+    let wanted = vec![vec!["192.0.2.1".parse().unwrap()]];
+    let mut resting = Resting::default();
+    let other = leases(&egress("copy", "2026-01-01T00:00:00Z", &[]), &wanted);
+    resting.look(other.values(), Duration::ZERO);
+    let now = Duration::from_secs(60);
+    resting.look(other.values(), now);
+    let blocked = plan(&object, &wanted, &[], &resting, now).blocked.unwrap();
+    assert!(blocked.contains("n/copy-source-0") && blocked.contains("192.0.2.1"), "{blocked}");
+}
+
+#[test]
+fn an_address_that_is_in_use_outlives_a_range_of_the_cluster_around_it() {
+    let object = egress("nat", "2026-01-01T00:00:00Z", &["192.0.2.1", "192.0.2.2"]);
+    let ranges = Ranges {
+        permitted: vec!["192.0.2.0/24".parse().unwrap()],
+        cluster: vec![("192.0.2.0/30".parse().unwrap(), "an address of Node n1".to_owned())],
+    };
+    let claimed = Claimed::new([&object]);
+    let made = leases(&object, &[vec!["192.0.2.1".parse().unwrap()]]);
+    let live: Vec<&Lease> = made.values().collect();
+    let (slots, refusals) = permit(&object, &ranges, &claimed, &live);
+    assert_eq!(texts(&slots), ["192.0.2.1", ""]);
+    assert_eq!(refusals.iter().map(Refusal::reason).collect::<Vec<_>>(), ["SourceAddressInCluster"; 2]);
 }
 
 #[test]
@@ -173,6 +202,9 @@ fn what_a_lease_is_for_never_changes_and_the_status_shows_what_has_one() {
     }
     let spec = json!({ "holderIdentity": "pod-a", "leaseTransitions": 4 });
     live[1].spec = serde_json::from_value(spec).unwrap();
+    let long = json!({ "holderIdentity": "x".repeat(254) });
+    live[2].spec = serde_json::from_value(long).unwrap();
+    let live: Vec<&Lease> = live.iter().collect();
     let same = plan(&object, &addresses(&["192.0.2.1", "192.0.2.2"]), &live, &resting, now);
     assert_eq!(
         (same.create.len(), same.delete.len(), texts(&same.slots)),

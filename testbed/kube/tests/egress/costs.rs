@@ -31,15 +31,19 @@ fn serve(connections: Arc<AtomicU64>) -> u16 {
     port
 }
 
-/// A running gateway pod of Egress `nat`.
-fn pod(bed: &Bed, namespace: &str, name: &str, port: u16) {
+/// A running pod with the labels of a gateway of Egress `nat`, which a ReplicaSet has made.
+fn pod(bed: &Bed, namespace: &str, name: &str, set: &str, port: u16) {
+    let owner = json!([{
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": set, "uid": set, "controller": true,
+    }]);
     let labels = json!({
         "app.kubernetes.io/name": "coil", "app.kubernetes.io/component": "egress", "app.kubernetes.io/instance": "nat",
     });
     let container =
         json!({ "name": "egress", "image": "a", "ports": [{ "name": "metrics", "containerPort": port }] });
     let pod = json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": namespace, "labels": labels },
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": name, "namespace": namespace, "labels": labels, "ownerReferences": owner },
         "spec": { "containers": [container] },
     });
     // The namespace has no ServiceAccount for a moment.
@@ -67,8 +71,9 @@ fn gateways_with_fewer_connections_cost_less() {
     bed.namespace(namespace);
     let loads = [5_u64, 700].map(|load| Arc::new(AtomicU64::new(load)));
     for (name, load) in ["a", "b"].into_iter().zip(&loads) {
-        pod(&bed, namespace, name, serve(Arc::clone(load)));
+        pod(&bed, namespace, name, "nat-5f6d", serve(Arc::clone(load)));
     }
+    pod(&bed, namespace, "foreign", "other-5f6d", serve(Arc::new(AtomicU64::new(1))));
     bed.plane.apply(&egress(namespace, "nat", &json!({ "replicas": 2 }))).unwrap();
     let cost = |pod: &Value| pod["metadata"]["annotations"][COST].clone();
     let costs = |expected: [&str; 2]| {
@@ -89,5 +94,10 @@ fn gateways_with_fewer_connections_cost_less() {
     loads[0].store(9000, Ordering::Relaxed);
     thread::sleep(std::time::Duration::from_secs(35));
     assert_eq!(["a", "b"].map(version), before, "the order is as before");
+    assert_eq!(
+        cost(&bed.there(namespace, &["pod", "foreign"])),
+        Value::Null,
+        "it is no gateway of the Egress"
+    );
     bed.delete(namespace, ["egress", "nat"]);
 }

@@ -51,12 +51,44 @@ fn slots_have_leases_and_gateways_a_right_to_exactly_these() {
         assert_eq!(answer, wanted, "{verb} {lease}");
     }
 
+    gateways_change_only_what_is_theirs(namespace, &account);
     bed.patch(namespace, ["lease", "nat-source-1"], &json!({ "spec": { "holderIdentity": "nat-x" } }));
     bed.until(namespace, &["egress", "nat"], |found| {
         ensure!(said(found)[1]["gateway"] == "nat-x", "{}", said(found));
         Ok(())
     });
     gateways_whose_pod_is_gone_are_removed(namespace);
+}
+
+fn gateways_change_only_what_is_theirs(namespace: &str, account: &str) {
+    let patch = |patch: serde_json::Value| {
+        let patch = patch.to_string();
+        let words = [
+            "--namespace",
+            namespace,
+            account,
+            "patch",
+            "lease",
+            "nat-source-1",
+            "--type=merge",
+            "-p",
+            &patch,
+        ];
+        bed().plane.kubectl(&words).map_err(|error| error.to_string())
+    };
+    let annotation = |name: &str, value: &str| json!({ "metadata": { "annotations": { name: value } } });
+    let refused = |change, words: &str| {
+        let error = patch(change).unwrap_err();
+        assert!(error.contains(words), "{words}: {error}");
+    };
+    refused(annotation(ADDRESSES, "203.0.113.9"), "may not change the annotation");
+    refused(annotation("gateway.egress.coil.cybozu.com/x", &"x".repeat(1025)), "at most 1024 bytes");
+    refused(json!({ "metadata": { "labels": { "app.kubernetes.io/instance": "other" } } }), "labels");
+    refused(json!({ "metadata": { "finalizers": ["example.com/never"] } }), "finalizers");
+    refused(json!({ "metadata": { "ownerReferences": [] } }), "ownerReferences");
+    refused(json!({ "spec": { "holderIdentity": "x".repeat(254) } }), "at most 253");
+    patch(json!({ "spec": { "holderIdentity": "nat-a", "leaseTransitions": 1 } })).unwrap();
+    patch(annotation("egress.coil.cybozu.com/successor", "nat-b")).unwrap();
 }
 
 fn gateways_whose_pod_is_gone_are_removed(namespace: &str) {

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use fairlead_wire::http::parse_response;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -43,12 +44,8 @@ async fn ask(address: SocketAddr) -> std::io::Result<Vec<u8>> {
 
 /// Reads a whole answer whose body ends with the connection.
 fn parse(answer: &[u8]) -> Option<Load> {
-    let text = std::str::from_utf8(answer).ok()?;
-    let (head, body) = text.split_once("\r\n\r\n")?;
-    let mut words = head.lines().next()?.split(' ');
-    let is_ok =
-        words.next().is_some_and(|version| version.starts_with("HTTP/1.")) && words.next() == Some("200");
-    if is_ok { serde_json::from_str(body).ok() } else { None }
+    let response = parse_response(answer, true).ok().flatten().filter(|response| response.status == 200)?;
+    serde_json::from_slice(&response.body).ok()
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 mod ask;
 mod order;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_api::resources::Egress;
@@ -23,8 +24,12 @@ use self::order::{Gateway, changes, cost};
 const INTERVAL: Duration = Duration::from_secs(30);
 /// Gateways that are asked at the same time.
 const CONCURRENCY: usize = 16;
-/// Gateways of an Egress that are asked.
-const MAX_GATEWAYS: u32 = 1_000;
+/// Pods of an Egress that are listed.
+const MAX_PODS: u32 = 1_000;
+/// Gateways that are asked beyond twice the replicas: those that are being replaced.
+const MORE: usize = 8;
+/// Egresses that are looked at at the same time: one with silent gateways does not hold up the others.
+const EGRESSES: usize = 4;
 /// The annotation of pods that the controller of ReplicaSets reads (k8s.io/kubernetes/pkg/apis/core, `PodDeletionCost`).
 const ANNOTATION: &str = "controller.kubernetes.io/pod-deletion-cost";
 
@@ -34,11 +39,10 @@ pub(super) async fn run(client: Client, egresses: Store<Egress>) -> std::convert
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        for egress in egresses.state() {
-            if egress.spec.replicas > 1 && egress.metadata.deletion_timestamp.is_none() {
-                look(&client, &egress).await;
-            }
-        }
+        let has_order =
+            |egress: &Arc<Egress>| egress.spec.replicas > 1 && egress.metadata.deletion_timestamp.is_none();
+        let due = stream::iter(egresses.state().into_iter().filter(has_order));
+        due.for_each_concurrent(EGRESSES, async |egress| look(&client, &egress).await).await;
     }
 }
 
@@ -48,14 +52,18 @@ async fn look(client: &Client, egress: &Egress) {
     let api = Api::<Pod>::namespaced(client.clone(), &namespace);
     let labels: Vec<String> =
         pod_labels(&name).into_iter().map(|(key, value)| format!("{key}={value}")).collect();
-    let parameters = ListParams::default().labels(&labels.join(",")).limit(MAX_GATEWAYS);
+    let parameters = ListParams::default().labels(&labels.join(",")).limit(MAX_PODS).match_any();
     let pods = match api.list(&parameters).await {
         Ok(pods) => pods.items,
         Err(error) => {
             return tracing::warn!(namespace, egress = name, %error, "cannot list gateway pods; their deletion costs stay");
         }
     };
-    let pods: Vec<Pod> = pods.into_iter().filter(is_running).collect();
+    let most =
+        usize::try_from(egress.spec.replicas).unwrap_or_default().saturating_mul(2).saturating_add(MORE);
+    // Labels are anyone's to set: of others' pods nothing is asked.
+    let is_gateway = |pod: &Pod| is_running(pod) && is_of(pod, &name);
+    let pods: Vec<Pod> = pods.into_iter().filter(is_gateway).take(most).collect();
     let gateways: Vec<Gateway> = stream::iter(&pods).map(gateway).buffered(CONCURRENCY).collect().await;
     for (index, cost) in changes(&gateways) {
         let Some(pod) = pods.get(index) else { continue };
@@ -72,6 +80,13 @@ async fn look(client: &Client, egress: &Egress) {
             }
         }
     }
+}
+
+/// Whether a ReplicaSet of the Egress's Deployment made it.
+fn is_of(pod: &Pod, egress: &str) -> bool {
+    let owners = pod.metadata.owner_references.iter().flatten();
+    let mut sets = owners.filter(|owner| owner.kind == "ReplicaSet" && owner.controller == Some(true));
+    sets.any(|set| set.name.rsplit_once('-').is_some_and(|(deployment, _)| deployment == egress))
 }
 
 /// Whether it can be asked, and a scale-down could take it.
