@@ -5,14 +5,14 @@
 pub(crate) mod handover;
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::{DeviceChange, PeerConfig, PeerState, PrivateKey, PublicKey};
-use fairlead_tunnel::{Device, Settings};
+use fairlead_tunnel::{Device, Error, Settings};
 pub(crate) use testbed_netns::Namespace;
 
 /// Bounds every wait; nothing asserts how long something took.
@@ -48,6 +48,22 @@ pub(crate) fn keys() -> (PrivateKey, PublicKey) {
     (private.parse().unwrap(), public.parse().unwrap())
 }
 
+/// Starts a device on an interface that a stopped one has left. A child of this process has every descriptor from its fork(2) to its execve(2):
+/// while another test starts a program, the interface may still be in use.
+pub(crate) fn start_again() -> Device {
+    let start = Instant::now();
+    loop {
+        match Device::start(Settings::new(NAME, 1420)) {
+            Err(Error::AttachTun { source, .. })
+                if source.kind() == ErrorKind::ResourceBusy && start.elapsed() < TIMEOUT =>
+            {
+                thread::sleep(Duration::from_millis(10));
+            }
+            result => return result.unwrap(),
+        }
+    }
+}
+
 /// A device in its namespace with its keys.
 pub(crate) struct Node {
     pub(crate) namespace: Namespace,
@@ -72,8 +88,7 @@ impl Node {
 
     /// Starts the device on a new interface, or on the one that is there.
     pub(crate) fn restart(&mut self) {
-        let device = self.namespace.run(|| Device::start(Settings::new(NAME, 1420))).unwrap();
-        self.device = Some(device);
+        self.device = Some(self.namespace.run(start_again));
         self.change(&DeviceChange {
             private_key: Some(self.private.clone()),
             listen_port: Some(PORT),
