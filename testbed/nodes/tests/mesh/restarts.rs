@@ -2,11 +2,13 @@
 
 use std::time::Instant;
 
+use anyhow::ensure;
 use testbed_kube::images::AGNHOST;
+use testbed_lab::eventually;
 use testbed_nodes::{Cluster, Node};
 
 use crate::BED;
-use crate::bed::{Room, Running, addresses_agree, all_different, pool};
+use crate::bed::{Room, Running, TIMEOUT, addresses_agree, all_different, pool};
 
 fn nothing_happens_to_pods(name: &str, restart: impl Fn(&Node)) {
     let cluster = BED.alone();
@@ -74,15 +76,20 @@ spec:
     );
     room.apply(&manifest).unwrap();
     room.rolled_out("deployment/many");
-    room.kubectl("scale deployment many --replicas=15").unwrap();
+    room.kubectl("scale deployment many --replicas=8").unwrap();
     kill_leader(&cluster, &before);
     let killed = Instant::now();
+    room.kubectl("scale deployment many --replicas=15").unwrap();
     room.rolled_out("deployment/many");
     let pods = room.pods("many").unwrap();
     assert_eq!(pods.len(), 15);
     all_different(&pods);
-    let after = leader(&cluster).unwrap();
-    assert_ne!(after, before);
+    let another = || {
+        let after = leader(&cluster)?;
+        ensure!(after != before, "{before} was killed and still leads");
+        Ok(after)
+    };
+    let after = eventually(TIMEOUT, another).unwrap();
     let seconds = killed.elapsed().as_secs_f64();
     println!("controller failover: {before} was killed, {after} leads; all pods run {seconds:.1} s later");
     // Ten times what docs/outages.md says.
