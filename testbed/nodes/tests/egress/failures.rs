@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use testbed_lab::traffic::Flow;
@@ -77,18 +77,23 @@ impl Outgoing {
 
     /// Not one message since `mark` was lost.
     pub(crate) fn lost_nothing(&self, mark: Instant, what: &str) {
+        assert_eq!(self.lost(mark, what), 0, "{what}");
+    }
+
+    /// How many messages since `mark` were lost. No flow has ended.
+    pub(crate) fn lost(&self, mark: Instant, what: &str) -> usize {
         self.flow();
         std::thread::sleep(SETTLE);
         let figures: Vec<_> = self.flows.iter().map(|flow| flow.figures_since(mark)).collect();
         let (sent, lost) = figures.iter().fold((0, 0), |sum, it| (sum.0 + it.sent, sum.1 + it.lost));
         let gap = figures.iter().map(|it| it.longest_gap).max().unwrap_or_default();
         println!("{what}: {lost} of {sent} messages of {} flows lost; longest gap {gap:.2?}", figures.len());
-        assert_eq!(lost, 0, "{what}");
+        lost
     }
 }
 
-/// Kills a container without a word; kubelet starts it again.
-pub(crate) fn kill(cluster: &Cluster, namespace: &str, pod: &str) {
+/// Kills a container without a word; kubelet starts it again. Returns the time just before the kill.
+pub(crate) fn kill(cluster: &Cluster, namespace: &str, pod: &str) -> SystemTime {
     let ask = |path: &str| {
         cluster.kubectl(&["-n", namespace, "get", "pod", pod, "-o", &format!("jsonpath={path}")]).unwrap()
     };
@@ -97,12 +102,14 @@ pub(crate) fn kill(cluster: &Cluster, namespace: &str, pod: &str) {
     let before: u32 = restarts().split('/').next().unwrap().parse().unwrap();
     let node = cluster.node(&ask("{.spec.nodeName}")).unwrap();
     let container = container.trim_start_matches("containerd://");
+    let killed = SystemTime::now();
     node.exec(&["ctr", "-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL", container]).unwrap();
     let is_back = || {
         ensure!(restarts() == format!("{}/true", before + 1), "{pod}: {}", restarts());
         Ok(())
     };
     eventually(TIMEOUT, is_back).with_context(|| cluster.explain()).unwrap();
+    killed
 }
 
 fn pods_of(cluster: &Cluster, selector: &str) -> Vec<String> {
