@@ -207,11 +207,15 @@ impl VmNode {
         let arguments = format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};K8S_POD_INFRA_CONTAINER_ID={name}"
         );
-        let result = self.vm.shell(&format!(
+        let added = self.vm.shell(&format!(
             "ip netns add {name}\necho '{}' | CNI_COMMAND=ADD CNI_CONTAINERID={name} CNI_NETNS=/run/netns/{name} \
              CNI_IFNAME=eth0 CNI_PATH=/opt/cni/bin CNI_ARGS='{arguments}' {PLUGIN}",
             cni::configuration(Path::new(SOCKET)),
-        ))?;
+        ));
+        let result = match added {
+            Ok(result) => result,
+            Err(error) => bail!("{error:#}\nThe node program has logged:\n{}", self.log()?),
+        };
         cni::addresses(&serde_json::from_str(&result).context("ADD printed no JSON")?)
     }
 
