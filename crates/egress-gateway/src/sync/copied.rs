@@ -6,6 +6,7 @@ use fairlead_netlink::conntrack::{
     Flow, Ports, STATUS_ASSURED, STATUS_CONFIRMED, STATUS_DESTINATION_TRANSLATED, STATUS_SEEN_REPLY,
     STATUS_SOURCE_TRANSLATED, TCP_FLAG_LIBERAL, Tcp, Tuple,
 };
+use fairlead_wire::egress::octets;
 use fairlead_wire::egress_peers as wire;
 
 /// Protocols whose connections are copied: ICMP, TCP, UDP, ICMPv6 (IANA, "Protocol Numbers").
@@ -227,13 +228,6 @@ pub fn decode(flow: &wire::Flow) -> Option<(Key, Copied)> {
         tcp,
     };
     Some((key, copied))
-}
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    }
 }
 
 fn address(octets: &[u8]) -> Option<IpAddr> {

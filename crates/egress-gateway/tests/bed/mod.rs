@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use fairlead_egress::EgressName;
 use fairlead_fou::{Peer, Settings, TunnelLink, Tunnels};
-use fairlead_wire::egress::Client;
+use fairlead_wire::egress::{Client, octets};
 use serde_json::{Value, json};
 use testbed_netns::Namespace;
 use testbed_netns::pods::{Flow, HOST_SETUP, pod};
@@ -70,10 +70,6 @@ pub(crate) fn egress() -> EgressName {
 
 /// The pod with this UID and the addresses of the client.
 pub(crate) fn client(uid: &str, addresses: impl IntoIterator<Item = IpAddr>) -> Client {
-    let octets = |address| match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    };
     let (namespace, name) = ("default".to_owned(), uid.to_owned());
     Client { uid: uid.to_owned(), namespace, name, addresses: addresses.into_iter().map(octets).collect() }
 }

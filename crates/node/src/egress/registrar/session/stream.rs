@@ -205,14 +205,10 @@ impl Stream {
 }
 
 fn message(client: &Client) -> wire::Client {
-    let octets = |address| match address {
-        std::net::IpAddr::V4(address) => address.octets().to_vec(),
-        std::net::IpAddr::V6(address) => address.octets().to_vec(),
-    };
     wire::Client {
         uid: client.uid.clone(),
         namespace: client.namespace.clone(),
         name: client.name.clone(),
-        addresses: client.addresses.iter().map(octets).collect(),
+        addresses: client.addresses.iter().map(wire::octets).collect(),
     }
 }
