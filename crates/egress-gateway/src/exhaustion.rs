@@ -4,19 +4,19 @@ use std::time::{Duration, Instant};
 
 use fairlead_netlink::conntrack::Statistics;
 
-/// A lack that lasts is said once in this time.
+/// What stays used up is said once in this time.
 const PAUSE: Duration = Duration::from_secs(60);
 
 /// What is used up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lack {
+pub(crate) enum Exhausted {
     /// The table of connections is full.
     ConnectionTableFull,
     /// No port is left for connections to a destination.
     PortsExhausted,
 }
 
-impl Lack {
+impl Exhausted {
     /// Its name in logs, and what can be done.
     pub(crate) fn reason_and_advice(self) -> (&'static str, &'static str) {
         match self {
@@ -42,13 +42,13 @@ pub(crate) struct Exhaustion {
 }
 
 impl Exhaustion {
-    /// Takes what was read, and returns what is lacking and how many packets have failed for that, when it is time to say it.
+    /// Takes what was read, and returns what is used up and how many packets have failed for that, when it is time to say it.
     pub(crate) fn observe(
         &mut self,
         now: Instant,
         read: Statistics,
         connections: Option<(u64, u64)>,
-    ) -> Option<(Lack, u64)> {
+    ) -> Option<(Exhausted, u64)> {
         let last = self.last.replace(read)?;
         let grown = |of: fn(&Statistics) -> u64| of(&read).saturating_sub(of(&last));
         // A packet whose connection could not be inserted may be counted as dropped as well.
@@ -62,8 +62,8 @@ impl Exhaustion {
         // Nearly: connections end all the time.
         let is_full = grown(|it| it.early_drop) > 0
             || connections.is_some_and(|(count, limit)| count >= limit.saturating_sub(limit / 20));
-        let lack = if is_full { Lack::ConnectionTableFull } else { Lack::PortsExhausted };
-        Some((lack, std::mem::take(&mut self.failed)))
+        let exhausted = if is_full { Exhausted::ConnectionTableFull } else { Exhausted::PortsExhausted };
+        Some((exhausted, std::mem::take(&mut self.failed)))
     }
 }
 
@@ -81,19 +81,19 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(it.observe(at(0), read(9, 9), None), None, "from before");
         assert_eq!(it.observe(at(3), read(9, 9), None), None);
-        assert_eq!(it.observe(at(6), read(11, 10), None), Some((Lack::PortsExhausted, 2)));
+        assert_eq!(it.observe(at(6), read(11, 10), None), Some((Exhausted::PortsExhausted, 2)));
         assert_eq!(it.observe(at(9), read(14, 13), None), None);
         assert_eq!(it.observe(at(66), read(14, 13), None), None, "it has ended");
-        assert_eq!(it.observe(at(69), read(15, 13), None), Some((Lack::PortsExhausted, 4)));
+        assert_eq!(it.observe(at(69), read(15, 13), None), Some((Exhausted::PortsExhausted, 4)));
         assert_eq!(it.observe(at(200), read(0, 0), None), None, "they began anew");
     }
 
     #[test]
-    fn a_full_table_is_told_from_a_lack_of_ports() {
+    fn a_full_table_is_told_from_exhausted_ports() {
         let (mut it, now) = (Exhaustion::default(), Instant::now());
         it.observe(now, read(0, 0), None);
-        assert_eq!(it.observe(now, read(0, 1), Some((99, 100))), Some((Lack::ConnectionTableFull, 1)));
-        let (reason, advice) = Lack::ConnectionTableFull.reason_and_advice();
+        assert_eq!(it.observe(now, read(0, 1), Some((99, 100))), Some((Exhausted::ConnectionTableFull, 1)));
+        let (reason, advice) = Exhausted::ConnectionTableFull.reason_and_advice();
         assert!(reason == "ConnectionTableFull" && advice.contains("nf_conntrack_max"));
     }
 }

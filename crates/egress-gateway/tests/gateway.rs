@@ -408,7 +408,7 @@ fn a_drained_gateway_waits_for_its_flows() {
 
 /// Resident memory of the gateway program for each client. It asserts nothing.
 #[test]
-#[ignore = "prints figures"]
+#[ignore = "prints figures: cargo test -p fairlead-egress-gateway --test gateway figures_of_memory -- --ignored --nocapture"]
 fn figures_of_memory() {
     let bed = Bed::new();
     let mut node = bed.node("n1");

@@ -327,7 +327,7 @@ fn many_peers_are_set_by_difference() {
 
 /// Prints what tunnels cost: TCP through the tunnel and on the plain path of the same namespaces, and links of many clients.
 #[test]
-#[ignore = "measures for a minute, and prints figures instead of judging them"]
+#[ignore = "prints figures, for a minute: cargo test -p fairlead-fou --test tunnels figures -- --ignored --nocapture"]
 fn figures() {
     let mut bed = Bed::new();
     bed.open_plain_path();

@@ -1,4 +1,4 @@
-//! How fast a member is read: a broken one, or one that wishes us ill, gets no more of this gateway's time than that.
+//! How fast a member is read: a faulty or compromised one gets no more of this gateway's time than that.
 
 use std::time::{Duration, Instant};
 

@@ -122,9 +122,9 @@ fn who_had_an_address_and_port_outside_is_known_while_the_connection_is_open_and
     assert!(bed.get(8080, "/connections?port=1").starts_with("HTTP/1.1 400"));
 }
 
-/// `cargo test -p fairlead-egress-gateway --test gateway figures -- --ignored --nocapture`
+/// What new connections cost the program.
 #[test]
-#[ignore = "figures: what new connections cost the program"]
+#[ignore = "prints figures: cargo test -p fairlead-egress-gateway --test gateway figures_of_new -- --ignored --nocapture"]
 fn figures_of_new_connections() {
     let bed = Bed::new();
     let _node = bed.registered();

@@ -147,7 +147,7 @@ mod tests {
 
     /// What is measured does happen, with the debug build of this program beside the one of its tests.
     #[test]
-    #[ignore = "boots a VM, and needs the program itself: run cargo build first"]
+    #[ignore = "boots a VM: cargo build -p fairlead-bench && cargo test -p fairlead-bench -- --ignored both_kinds_of_tunnels"]
     fn packets_go_through_both_kinds_of_tunnels() {
         let directory = tempfile::tempdir().unwrap();
         let tests = std::env::current_exe().unwrap();

@@ -92,7 +92,7 @@ fn resident() -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "prints figures"]
+#[ignore = "prints figures: cargo test -p fairlead-node --lib figures_of_add -- --ignored --nocapture"]
 async fn figures_of_add() {
     let bench = Bench::new().await;
     let mut times: [Vec<Duration>; 3] = Default::default();
@@ -127,7 +127,7 @@ fn print(what: &str, mut times: Vec<Duration>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "prints figures"]
+#[ignore = "prints figures: cargo test -p fairlead-node --lib figures_of_adds_at_once -- --ignored --nocapture"]
 async fn figures_of_adds_at_once() {
     let bench = Bench::new().await;
     for count in [1, 4] {
@@ -150,7 +150,7 @@ async fn figures_of_adds_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "prints figures"]
+#[ignore = "prints figures: cargo test -p fairlead-node --lib figures_of_memory -- --ignored --nocapture"]
 async fn figures_of_memory() {
     for egresses in [1, 4] {
         let bench = Bench::new().await;
