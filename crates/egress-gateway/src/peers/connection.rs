@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use fairlead_egress::registration::PublicKeyHash;
 use fairlead_tls::{Backoff, ConnectionLimits};
 use fairlead_wire::egress_peers::{FromMember, Missed, ToMember, from_member, to_member};
 use tokio::io::{ReadHalf, WriteHalf, split};
@@ -36,7 +37,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Messages of a member in a second. A holder sends 4 heartbeats, and up to 50 about flows.
 const MESSAGES: u32 = 500;
 /// Flows of a member in a second. Each takes the kernel about 10 µs.
-const FLOWS: u32 = 20_000;
+pub(crate) const FLOWS: u32 = 20_000;
 /// Flows in a message; more end the connection.
 const FLOWS_IN_MESSAGE: u32 = 2 * BATCH as u32;
 
@@ -61,10 +62,10 @@ pub(super) async fn accept_all(
                 let newest = Arc::clone(&newest);
                 tasks.spawn(async move {
                     let _counted = counted;
-                    let Some((stream, from)) = greet(&peers, stream, source, &identity).await else { return };
+                    let Some((stream, from, key)) = greet(&peers, stream, source, &identity).await else { return };
                     // Dropped with this task.
                     let mut served = JoinSet::new();
-                    let handle = served.spawn(serve(peers, stream, from.clone(), hold));
+                    let handle = served.spawn(serve(peers, stream, (from.clone(), key), hold));
                     let former = {
                         let mut newest = newest.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                         newest.retain(|_, it| !it.is_finished());
@@ -83,13 +84,13 @@ pub(super) async fn accept_all(
     }
 }
 
-/// The handshake, and whose key it is.
+/// The handshake, whose key it is, and the key.
 async fn greet(
     peers: &Peers,
     stream: TcpStream,
     source: SocketAddr,
     identity: &Identity,
-) -> Option<(TlsStream<TcpStream>, String)> {
+) -> Option<(TlsStream<TcpStream>, String, PublicKeyHash)> {
     if let Err(error) = configure(&stream) {
         tracing::debug!(%source, %error, "cannot configure a connection");
         return None;
@@ -107,14 +108,14 @@ async fn greet(
         // It is dialed again: the Lease may show the key later.
         tracing::debug!(%source, "the key is of no gateway of this Egress");
     }
-    Some((stream, from?))
+    Some((stream, from?, key))
 }
 
-/// Reads what a member sends, and answers.
+/// Reads what a member sends, and answers, as long as the Lease shows that member with that key.
 async fn serve(
     peers: Arc<Peers>,
     stream: TlsStream<TcpStream>,
-    from: String,
+    (from, key): (String, PublicKeyHash),
     hold: Arc<dyn Hold>,
 ) -> io::Result<Infallible> {
     let (mut reader, mut writer) = split(stream);
@@ -122,6 +123,10 @@ async fn serve(
     let mut buffer = Vec::new();
     loop {
         let message: ToMember = frames::read(&mut reader, &mut buffer).await?;
+        if !peers.is_member(&from, &key) {
+            let reason = "the Lease does not show its key any more";
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
+        }
         let answer = match message.kind {
             Some(to_member::Kind::Heartbeat(heartbeat)) => {
                 Some(from_member::Kind::Answer(hold.heartbeat(&from, heartbeat)))

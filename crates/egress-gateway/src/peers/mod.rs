@@ -20,14 +20,16 @@ mod tls;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use fairlead_egress::registration::PublicKeyHash;
 use fairlead_wire::egress_peers::{Answer, Heartbeat, ToMember, to_member};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
+pub(crate) use connection::FLOWS;
 pub use membership::{Member, Members};
 pub use start::{Copies, Gateway, Started, start};
 pub use tls::Identity;
@@ -77,7 +79,7 @@ pub struct Heard {
 pub enum News {
     /// Flows of a slot that the member holds.
     Flows(to_member::Kind),
-    /// The member lacks something of a slot that this gateway holds.
+    /// The member could not take something of a slot that this gateway holds.
     Missed(u32),
 }
 
@@ -93,6 +95,8 @@ pub struct Peers {
     is_listening: AtomicBool,
     /// Members of which messages about flows were dropped.
     dropped: Mutex<BTreeMap<String, Arc<AtomicBool>>>,
+    /// How many messages were dropped since [`Peers::take_lost`] was asked, because too many waited.
+    lost: AtomicU64,
     /// Slots of which members are asked for full copies, with the answer to their next message.
     wanted: Mutex<BTreeMap<String, BTreeSet<u32>>>,
 }
@@ -108,6 +112,7 @@ impl Peers {
             inbox,
             is_listening: AtomicBool::new(true),
             dropped: Mutex::default(),
+            lost: AtomicU64::new(0),
             wanted: Mutex::default(),
         };
         (Arc::new(peers), heard)
@@ -182,11 +187,17 @@ impl Peers {
         dropped.get(member).is_some_and(|dropped| dropped.swap(false, Ordering::AcqRel))
     }
 
+    /// How many messages of all members were dropped since the last call, because too many waited.
+    pub(crate) fn take_lost(&self) -> u64 {
+        self.lost.swap(0, Ordering::AcqRel)
+    }
+
     /// Hands on what was heard; `false` if it was dropped.
     fn hear(&self, from: &str, news: News) -> bool {
         let is_listening = self.is_listening.load(Ordering::Acquire);
         let is_taken = is_listening && self.inbox.try_send(Heard { from: from.to_owned(), news }).is_ok();
         if !is_taken {
+            self.lost.fetch_add(u64::from(is_listening), Ordering::AcqRel);
             let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
             // Members are few; those that are gone are forgotten with their connection.
             dropped.entry(from.to_owned()).or_default().store(true, Ordering::Release);
@@ -194,10 +205,16 @@ impl Peers {
         is_taken
     }
 
-    fn member_of(&self, key: &fairlead_egress::registration::PublicKeyHash) -> Option<String> {
+    fn member_of(&self, key: &PublicKeyHash) -> Option<String> {
         let members = self.members.borrow();
         let mut members = members.iter().flat_map(|members| members.iter());
         members.find(|(_, member)| member.key == *key).map(|(pod, _)| pod.clone())
+    }
+
+    /// Whether the Lease still shows this member with this key.
+    fn is_member(&self, pod: &str, key: &PublicKeyHash) -> bool {
+        let members = self.members.borrow();
+        members.as_ref().and_then(|members| members.get(pod)).is_some_and(|member| member.key == *key)
     }
 
     fn outboxes(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Outbox>>> {

@@ -119,6 +119,36 @@ async fn gateways_hear_each_other_and_no_others() {
 }
 
 #[tokio::test]
+async fn a_gateway_that_is_no_member_any_more_is_not_heard() {
+    let port = port().await;
+    let (mut a, mut b) = (Gateway::new(port, "127.0.0.1"), Gateway::new(port, "127.0.0.2"));
+    a.run(port, &[("b", b.member())]);
+    b.run(port, &[("a", a.member())]);
+    let to: BTreeMap<String, u64> = [("b".to_owned(), a.connected("b").await)].into();
+    assert!(a.peers.heartbeat("b", Heartbeat { sequence: 1, ..Heartbeat::default() }));
+    a.wait_for("answer 1 of b").await;
+    // Another process of the pod, whose key the Lease shows now.
+    for now in [vec![], vec![("a".to_owned(), Member { key: [0; 32], ..a.member() })]] {
+        b.members.send_replace(Some(Arc::new(now.into_iter().collect())));
+        for sequence in 2..20 {
+            a.peers.heartbeat("b", Heartbeat { sequence, ..Heartbeat::default() });
+            a.peers.flows(&to, flows(5));
+            sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(*b.noted.0.lock().unwrap(), ["heartbeat 1 of a"]);
+        assert!(b.heard.try_recv().is_err());
+    }
+    b.members.send_replace(Some(Arc::new([("a".to_owned(), a.member())].into())));
+    let answered = async {
+        while !a.noted.0.lock().unwrap().iter().any(|line| line == "answer 30 of b") {
+            a.peers.heartbeat("b", Heartbeat { sequence: 30, ..Heartbeat::default() });
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), answered).await.unwrap();
+}
+
+#[tokio::test]
 async fn what_a_member_cannot_take_is_dropped_and_it_says_so() {
     let port = port().await;
     let (mut a, mut b) = (Gateway::new(port, "127.0.0.1"), Gateway::new(port, "127.0.0.2"));
@@ -136,6 +166,7 @@ async fn what_a_member_cannot_take_is_dropped_and_it_says_so() {
     let heard = timeout(Duration::from_secs(20), a.heard.recv()).await.unwrap().unwrap();
     assert!(heard.from == "b" && matches!(heard.news, News::Missed(5)));
     assert!(b.peers.take_dropped("a") && !b.peers.take_dropped("a"));
+    assert!(b.peers.take_lost() > 0 && b.peers.take_lost() == 0);
     assert!(a.peers.heartbeat("b", Heartbeat { sequence: 3, ..Heartbeat::default() }), "heartbeats go on");
     a.wait_for("answer 3 of b").await;
 }

@@ -14,7 +14,7 @@ use crate::peers::Slots;
 /// After this time the kernel is told again of a copy that a full copy still has, so that it does not forget it.
 pub const REFRESH: Duration = Duration::from_secs(240);
 /// How long a gateway that says that it has taken a slot is believed without the Lease.
-const UNCONFIRMED: Duration = Duration::from_secs(5);
+pub(crate) const UNCONFIRMED: Duration = Duration::from_secs(5);
 
 /// What a gateway knows of addresses.
 pub trait Addresses: Send + Sync + 'static {
@@ -256,13 +256,20 @@ impl Incoming {
         }
         let copies = self.slots.entry(slot).or_default();
         if let Some(current) = &copies.sender {
+            let is_early = now.saturating_duration_since(current.since) < UNCONFIRMED;
             if current.pod == from && current.term == term {
-                return Ok(());
+                if is_holder || is_early {
+                    return Ok(());
+                }
+                // What is refused from now on is missing: once the Lease names it, it is asked for a full copy.
+                copies.copying = false;
+                copies.completed = None;
+                return Err(Refused::Sender);
             }
             // What the former holder has sent before comes late. Of two that have taken the slot, the first counts until the Lease shows who
             // has.
             let is_unconfirmed = current.term > known.term;
-            if is_unconfirmed && now.saturating_duration_since(current.since) < UNCONFIRMED {
+            if is_unconfirmed && is_early {
                 return Err(Refused::Sender);
             }
         }
