@@ -1,6 +1,6 @@
 //! What each client has exchanged with the gateway, for metrics and for `/clients`. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fairlead_fou::ClientTraffic;
@@ -30,11 +30,40 @@ pub(crate) struct ClientUse {
     pub(crate) connections: Option<u64>,
 }
 
+/// What metrics and `/clients` show of clients: read again only when something of it has changed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Registered {
+    pub(crate) uses: Vec<ClientUse>,
+    /// Clients of each Node.
+    pub(crate) nodes: BTreeMap<String, u64>,
+    /// Addresses of clients of an earlier process that no node program has registered yet.
+    pub(crate) adopted: u64,
+}
+
+impl Registered {
+    /// As [`uses`].
+    pub(crate) fn of(
+        registry: &Registry,
+        traffic: &BTreeMap<IpAddr, ClientTraffic>,
+        connections: Option<&BTreeMap<IpAddr, usize>>,
+    ) -> Self {
+        let mut pods = BTreeMap::<&str, BTreeSet<&str>>::new();
+        for owner in registry.owners().values() {
+            pods.entry(&owner.node).or_default().insert(&owner.client.uid);
+        }
+        Self {
+            uses: uses(registry, traffic, connections),
+            nodes: pods.into_iter().map(|(node, pods)| (node.to_owned(), pods.len() as u64)).collect(),
+            adopted: registry.adopted().len() as u64,
+        }
+    }
+}
+
 /// What `/load` says of the gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Load {
-    /// Tracked connections, of clients or not; `None` before they have been counted.
+    /// Tracked connections, of clients or not, without copies of other gateways' connections; `None` before they have been counted.
     pub(crate) connections: Option<u64>,
     /// Client pods.
     pub(crate) clients: u64,
@@ -138,6 +167,8 @@ mod tests {
         assert_eq!(uses[1].addresses.len(), 2);
         assert_eq!(super::uses(&registry(1), &traffic, None)[1].connections, None);
         assert_eq!(in_metrics(&uses).len(), 2);
+        let Registered { nodes, adopted, .. } = Registered::of(&registry(2), &traffic, None);
+        assert_eq!((nodes, adopted), ([("n1".to_owned(), 2)].into(), 1));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Keeps the data path as the registry and the Egress say: after each change of them, after changes of the kernel by others, and by a
 //! slow sweep.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use crate::clients;
+use crate::clients::Registered;
 use crate::exhaustion::Exhaustion;
 use crate::metrics::{Metrics, Snapshot};
 use crate::plane::{self, HostFault, Plane, PlaneSettings};
@@ -90,6 +90,8 @@ pub(crate) struct DataPath {
     exhaustion: Exhaustion,
     /// What was read of clients and connections last.
     last: Slow,
+    /// What was made of that and of this version of the registry.
+    registered: Option<(u64, Arc<Registered>)>,
 }
 
 /// What takes longer to read.
@@ -120,6 +122,7 @@ impl DataPath {
             looks: 0,
             exhaustion: Exhaustion::default(),
             last: Slow::default(),
+            registered: None,
         }
     }
 
@@ -221,10 +224,11 @@ impl DataPath {
         let Some(mut plane) = self.plane.take() else { return false };
         let is_slow = self.looks.is_multiple_of(SLOW);
         self.looks = self.looks.wrapping_add(1);
+        let copies = self.shared.floating().not_held;
         let work = move || {
             let is_in_place = plane.is_in_place();
             let read = plane.counters().and_then(|counters| Ok((counters, plane.traffic()?)));
-            let slow = is_slow.then(|| Slow::read(&plane));
+            let slow = is_slow.then(|| Slow::read(&plane, &copies));
             (plane, is_in_place, read, connections(), slow)
         };
         let (plane, is_in_place, read, connections, slow) = match tokio::task::spawn_blocking(work).await {
@@ -249,40 +253,43 @@ impl DataPath {
         })
     }
 
-    /// Says what is lacking, and keeps the rest for metrics.
+    /// Says what is used up, and keeps the rest for metrics.
     fn take_slow(&mut self, slow: Slow, connections: Option<(u64, u64)>) {
         let statistics = slow.statistics.unwrap_or_default();
-        let lack = self.exhaustion.observe(Instant::now().into_std(), statistics, connections);
-        if let Some((lack, packets)) = lack {
-            let (reason, advice) = lack.reason_and_advice();
+        let exhausted = self.exhaustion.observe(Instant::now().into_std(), statistics, connections);
+        if let Some((exhausted, packets)) = exhausted {
+            let (reason, advice) = exhausted.reason_and_advice();
             tracing::warn!(reason, packets, advice, "new connections of clients fail");
         }
         self.last = slow;
+        self.registered = None;
     }
 
-    fn count(&self, snapshot: &mut Snapshot) {
+    fn count(&mut self, snapshot: &mut Snapshot) {
         snapshot.streams = self.shared.streams() as u64;
         snapshot.statistics = self.last.statistics;
         snapshot.is_draining = *self.shared.state().borrow() == State::Draining;
-        self.shared.registry(|registry| {
-            snapshot.uses = clients::uses(registry, &self.last.traffic, self.last.by_source.as_ref());
-            let mut pods = BTreeMap::<&str, std::collections::BTreeSet<&str>>::new();
-            for owner in registry.owners().values() {
-                pods.entry(&owner.node).or_default().insert(&owner.client.uid);
+        let Slow { traffic, by_source, .. } = &self.last;
+        let former = self.registered.take();
+        let registered = self.shared.read(|registry| match former {
+            Some((version, registered)) if version == registry.version() => (version, registered),
+            _ => {
+                let registered = Registered::of(registry, traffic, by_source.as_ref());
+                (registry.version(), Arc::new(registered))
             }
-            snapshot.clients =
-                pods.into_iter().map(|(node, pods)| (node.to_owned(), pods.len() as u64)).collect();
-            snapshot.adopted = registry.adopted().len() as u64;
         });
+        snapshot.registered = Arc::clone(&registered.1);
+        self.registered = Some(registered);
     }
 }
 
 impl Slow {
-    /// What cannot be read is left out: it is for metrics alone.
-    fn read(plane: &Plane) -> Self {
+    /// What cannot be read is left out: it is for metrics alone. Connections that are translated to one of the addresses `copies` are
+    /// those of another gateway.
+    fn read(plane: &Plane, copies: &BTreeSet<IpAddr>) -> Self {
         let of = |error: &dyn std::fmt::Display| tracing::debug!(%error, "cannot read what metrics show");
         let is_listed = connections().is_some_and(|(count, _)| count <= MAX_LISTED);
-        let by_source = is_listed.then(conntrack::connections_by_source);
+        let by_source = is_listed.then(|| conntrack::connections_by_source(copies));
         Self {
             traffic: plane.client_traffic().inspect_err(|error| of(error)).unwrap_or_default(),
             by_source: by_source.and_then(|found| found.inspect_err(|error| of(error)).ok()),

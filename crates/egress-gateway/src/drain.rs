@@ -33,8 +33,8 @@ pub(crate) async fn drain(
             tokio::time::sleep(HANDOVER).await;
             return tracing::info!("flows go on at the gateways that hold the source addresses now");
         }
-        let clients = shared.desired().1.clients;
-        let flows = tokio::task::spawn_blocking(move || flows(&clients)).await.unwrap_or(None);
+        let (clients, copies) = (shared.desired().1.clients, shared.floating().not_held);
+        let flows = tokio::task::spawn_blocking(move || flows(&clients, &copies)).await.unwrap_or(None);
         if flows == Some(0) {
             return tracing::info!(seconds = start.elapsed().as_secs(), "no flow is left");
         }
@@ -55,12 +55,13 @@ pub(crate) async fn drain(
     }
 }
 
-/// How many connections clients have opened; `None` if that cannot be said or there are very many.
-fn flows(clients: &BTreeSet<IpAddr>) -> Option<usize> {
+/// How many connections clients have opened, without those that are translated to one of the addresses `copies`, which another gateway has;
+/// `None` if that cannot be said or there are very many.
+fn flows(clients: &BTreeSet<IpAddr>, copies: &BTreeSet<IpAddr>) -> Option<usize> {
     if connections().is_none_or(|(count, _)| count > MANY) {
         return None;
     }
-    match conntrack::connections_by_source() {
+    match conntrack::connections_by_source(copies) {
         Ok(found) => {
             Some(found.iter().filter(|(source, _)| clients.contains(source)).map(|(_, count)| count).sum())
         }

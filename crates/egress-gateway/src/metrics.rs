@@ -17,7 +17,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::Registry;
 
-use crate::clients::{ClientUse, Load, in_metrics};
+use crate::clients::{ClientUse, Load, Registered, in_metrics};
 use crate::health::Outcome;
 use crate::holds::metrics::HoldMetrics;
 use crate::probes::NO_TARGET_ANSWERS;
@@ -68,13 +68,9 @@ pub(crate) struct Snapshot {
     pub(crate) traffic: BTreeMap<IpFamily, GatewayTraffic>,
     /// Tracked connections, and how many there can be.
     pub(crate) connections: Option<(u64, u64)>,
-    /// Clients of each Node.
-    pub(crate) clients: BTreeMap<String, u64>,
-    /// Addresses of clients of an earlier process that no node program has registered yet.
-    pub(crate) adopted: u64,
     pub(crate) streams: u64,
-    /// What each client has exchanged.
-    pub(crate) uses: Vec<ClientUse>,
+    /// What is known of clients.
+    pub(crate) registered: Arc<Registered>,
     /// What connection tracking has counted.
     pub(crate) statistics: Option<Statistics>,
     pub(crate) is_draining: bool,
@@ -180,14 +176,16 @@ impl Metrics {
 
     /// What each client has exchanged.
     pub(crate) fn clients(&self) -> Vec<ClientUse> {
-        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).uses.clone()
+        let registered = Arc::clone(&self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).registered);
+        registered.uses.clone()
     }
 
     /// How much the gateway has to do.
     pub(crate) fn load(&self) -> Load {
         let snapshot = self.snapshot.lock().unwrap_or_else(PoisonError::into_inner);
-        let clients = snapshot.uses.len() as u64;
-        let connections = snapshot.connections.map(|(count, _)| count);
+        let clients = snapshot.registered.uses.len() as u64;
+        let copies = self.copies.copies();
+        let connections = snapshot.connections.map(|(count, _)| count.saturating_sub(copies));
         let unhealthy = self.unhealthy.get_or_create(&ReasonLabel { reason: NO_TARGET_ANSWERS }).get() != 0;
         Load { connections, clients, draining: snapshot.is_draining, unhealthy }
     }
@@ -228,8 +226,8 @@ impl Collected {
 impl Collector for Collected {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let snapshot = self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let Snapshot { counters, traffic, connections, clients, adopted, streams, uses, statistics, .. } =
-            snapshot;
+        let Snapshot { counters, traffic, connections, streams, registered, statistics, .. } = snapshot;
+        let Registered { uses, nodes, adopted } = &*registered;
         let mut to = Writer(&mut encoder);
         let dropped = DROPS.map(|it| (vec![("reason", it.name().to_owned())], counters.of(it)));
         to.counters("dropped_packets", "Packets that the gateway dropped, by the reason", &dropped)?;
@@ -296,21 +294,21 @@ impl Collector for Collected {
                 &[(self.labels(), limit)],
             )?;
         }
-        to.uses(&uses)?;
+        to.uses(uses)?;
         if let Some(Statistics { insert_failed, drop, early_drop }) = statistics {
             let of = [("insert_failed", insert_failed), ("drop", drop), ("early_drop", early_drop)];
             let of = of.map(|(reason, count)| (vec![("reason", reason.to_owned())], count));
             let help = "New connections that could not be tracked: ports or the table are used up, or connections were forgotten for them";
             to.counters("conntrack_failures", help, &of)?;
         }
-        let all = clients.values().fold(adopted, |sum: u64, count| sum.saturating_add(*count));
+        let all = nodes.values().fold(*adopted, |sum: u64, count| sum.saturating_add(*count));
         let labels = vec![("namespace", self.pod.namespace.clone()), ("egress", self.pod.egress.clone())];
         to.gauges("client_pod_count", "Client pods", &[(labels, all)])?;
         let of_nodes: Vec<_> =
-            clients.into_iter().map(|(node, count)| (vec![("node", node)], count)).collect();
+            nodes.iter().map(|(node, count)| (vec![("node", node.clone())], *count)).collect();
         to.gauges("node_client_pods", "Client pods of each Node that were accepted", &of_nodes)?;
         let help = "Client addresses of an earlier process that no node program has claimed yet";
-        to.gauges("adopted_client_addresses", help, &[(Labels::new(), adopted)])?;
+        to.gauges("adopted_client_addresses", help, &[(Labels::new(), *adopted)])?;
         to.gauges("registration_streams", "Node programs that are connected", &[(Labels::new(), streams)])
     }
 }
@@ -385,6 +383,31 @@ mod tests {
 
     use super::*;
 
+    fn web() -> ClientUse {
+        ClientUse {
+            namespace: "shop".to_owned(),
+            name: "web".to_owned(),
+            node: "n1".to_owned(),
+            addresses: Vec::new(),
+            sent_packets: 1,
+            sent_bytes: 100,
+            received_packets: 2,
+            received_bytes: 200,
+            connections: Some(4),
+        }
+    }
+
+    #[test]
+    fn the_load_is_without_copies_of_other_gateways_connections() {
+        let metrics = Metrics::default();
+        assert_eq!(metrics.load().connections, None);
+        metrics.set(Snapshot { connections: Some((50, 100)), ..Snapshot::default() });
+        metrics.copies.set_copies(30);
+        assert_eq!(metrics.load().connections, Some(20));
+        metrics.copies.set_copies(60);
+        assert_eq!(metrics.load().connections, Some(0), "they are counted at different times");
+    }
+
     /// What a gateway serves that has counted something of everything.
     fn scrape() -> String {
         let mut registry = Registry::default();
@@ -399,20 +422,12 @@ mod tests {
         metrics.set(Snapshot {
             traffic: IpFamily::BOTH.map(|family| (family, GatewayTraffic::default())).into(),
             connections: Some((5, 100)),
-            clients: [("n1".to_owned(), 2)].into(),
-            adopted: 1,
             statistics: Some(Statistics::default()),
-            uses: vec![ClientUse {
-                namespace: "shop".to_owned(),
-                name: "web".to_owned(),
-                node: "n1".to_owned(),
-                addresses: Vec::new(),
-                sent_packets: 1,
-                sent_bytes: 100,
-                received_packets: 2,
-                received_bytes: 200,
-                connections: Some(4),
-            }],
+            registered: Arc::new(Registered {
+                uses: vec![web()],
+                nodes: [("n1".to_owned(), 2)].into(),
+                adopted: 1,
+            }),
             ..Snapshot::default()
         });
         metrics.refused(&[Refusal::new("u", crate::registry::Reason::InvalidAddress, "")]);

@@ -1,6 +1,6 @@
 //! What the tasks of the program share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -42,14 +42,18 @@ pub(crate) struct HeldAddress {
 impl HeldAddress {
     /// As node programs are told now; `None` if it is over.
     pub(crate) fn to_wire(self, now: Instant) -> Option<wire::Hold> {
-        let address = match self.address {
-            IpAddr::V4(address) => address.octets().to_vec(),
-            IpAddr::V6(address) => address.octets().to_vec(),
-        };
+        let address = wire::octets(self.address);
         let left = self.until.checked_duration_since(now)?.as_millis();
         let valid_milliseconds = u32::try_from(left).unwrap_or(u32::MAX);
         (left > 0).then_some(wire::Hold { address, term: self.term, valid_milliseconds })
     }
+}
+
+/// Source addresses of the Egress. Connections that are translated to one that the gateway does not hold are copies of another's.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Floating {
+    pub(crate) held: BTreeSet<IpAddr>,
+    pub(crate) not_held: BTreeSet<IpAddr>,
 }
 
 /// The registry, and who is told what.
@@ -101,6 +105,11 @@ impl Shared {
             is_new
         });
         result
+    }
+
+    /// Reads the registry; wakes no task.
+    pub(crate) fn read<T>(&self, work: impl FnOnce(&Registry) -> T) -> T {
+        work(&self.locked())
     }
 
     fn locked(&self) -> MutexGuard<'_, Registry> {
@@ -158,6 +167,18 @@ impl Shared {
 
     pub(crate) fn held(&self) -> watch::Receiver<Arc<Vec<HeldAddress>>> {
         self.held.subscribe()
+    }
+
+    /// Which source addresses the gateway holds and which it does not, as was said last.
+    pub(crate) fn floating(&self) -> Floating {
+        let (sources, held) = (self.sources.borrow(), self.held.borrow());
+        let Some(Sources { floating, translate, .. }) = &*sources else { return Floating::default() };
+        // What is translated to is held; a program that has just begun says that before the rest.
+        let is_held = |address: &IpAddr| {
+            held.iter().any(|it| it.address == *address) || translate.values().any(|it| it == address)
+        };
+        let (held, not_held) = floating.iter().copied().partition(is_held);
+        Floating { held, not_held }
     }
 
     /// What the data path should be, and the version of the registry that says so.

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::metrics::HoldMetrics;
 use super::{Holds, Inputs, Leases, Machine, finish};
-use crate::peers::{self, Copies, Gateway, Started};
+use crate::peers::{self, Copies, Gateway, Slots, Started};
 use crate::shared::Shared;
 use crate::sync::SyncMetrics;
 
@@ -50,7 +50,7 @@ pub(crate) async fn run(context: Context, stop: CancellationToken) -> anyhow::Re
         }
         let mut supervisor = Supervisor::default();
         let machine = Arc::new(Machine::new(&context.pod));
-        start(&mut supervisor, &context, &machine)?;
+        let of_copies = start(&mut supervisor, &context, &machine)?;
         let over = async { while slots.changed().await.is_ok() && slots.borrow_and_update().is_some() {} };
         let failure = tokio::select! {
             _ = stop.run_until_cancelled(over) => None,
@@ -60,6 +60,10 @@ pub(crate) async fn run(context: Context, stop: CancellationToken) -> anyhow::Re
         supervisor.stop("holds", STOP_TIMEOUT).await;
         let leases = Leases::new(&context.client, &context.egress);
         finish(&machine, &context.table, &leases, &context.shared).await;
+        if failure.is_none() && !stop.is_cancelled() {
+            // The addresses are no longer of the Egress, and copies with them are deleted.
+            of_copies.send_replace(Arc::default());
+        }
         supervisor.shutdown(&["membership"], STOP_TIMEOUT).await;
         if let Some(failure) = failure {
             anyhow::bail!("a task for source addresses ended: {failure}");
@@ -82,7 +86,12 @@ async fn failed(health: Health) -> String {
     }
 }
 
-fn start(supervisor: &mut Supervisor, context: &Context, machine: &Arc<Machine>) -> anyhow::Result<()> {
+/// Starts them. What it returns tells the task that copies connections which slots there are.
+fn start(
+    supervisor: &mut Supervisor,
+    context: &Context,
+    machine: &Arc<Machine>,
+) -> anyhow::Result<watch::Sender<Arc<Slots>>> {
     let (slots, of_copies) = watch::channel(Arc::default());
     let copies = Copies {
         slots: of_copies,
@@ -107,9 +116,9 @@ fn start(supervisor: &mut Supervisor, context: &Context, machine: &Arc<Machine>)
         shared: Arc::clone(&context.shared),
         metrics: context.metrics.clone(),
         inputs: Inputs { members: peers.members(), joined, complete: Some(complete) },
-        slots,
+        slots: slots.clone(),
         current: Vec::new(),
     };
     supervisor.subsystem("holds").spawn("source addresses", holds.run());
-    Ok(())
+    Ok(slots)
 }

@@ -79,7 +79,7 @@ pub fn start(
     let copier = Copier::new(Arc::clone(&peers), heard, copies.slots, copies.addresses, copies.metrics);
     let complete = copier.complete();
     let subsystem = supervisor.subsystem("peers");
-    subsystem.spawn("copies of connections", copier.run());
+    subsystem.spawn_graceful("copies of connections", |stop| copier.run(stop));
     subsystem.spawn("connections", Arc::clone(&peers).run(listener, identity, listen.port(), hold));
     Ok(Started { peers, complete, joined })
 }

@@ -26,7 +26,8 @@ pub struct SyncMetrics {
     refused: Family<ReasonLabel, Counter>,
     pub(super) missed: Counter,
     pub(super) full_copies: Counter,
-    pub(super) copies: Gauge,
+    pub(super) dropped: Counter,
+    copies: Gauge,
     pub(super) held: Gauge,
     lag: Gauge<f64, AtomicU64>,
 }
@@ -71,6 +72,12 @@ impl SyncMetrics {
                 "Full copies of connections that were sent to another gateway",
                 Counter::default(),
             ),
+            dropped: register(
+                ours,
+                "dropped_flow_messages",
+                "Messages about connections that another gateway, or this one, could not take in time; a full copy follows",
+                Counter::default(),
+            ),
             copies: register(
                 ours,
                 "flow_copies",
@@ -102,6 +109,16 @@ impl SyncMetrics {
         for reason in reasons {
             self.refused.get_or_create(&ReasonLabel { reason: reason.name() }).inc();
         }
+    }
+
+    /// How many connections of other gateways this kernel has.
+    pub(crate) fn copies(&self) -> u64 {
+        u64::try_from(self.copies.get()).unwrap_or_default()
+    }
+
+    /// It has so many.
+    pub(crate) fn set_copies(&self, count: usize) {
+        self.copies.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     pub(super) fn lag(&self, lag: Duration) {

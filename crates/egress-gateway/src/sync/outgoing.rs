@@ -53,7 +53,7 @@ impl Outgoing {
         Self { limit, ..Self::default() }
     }
 
-    /// The gateway holds a slot from now on, and all members get a full copy. Whether that is new: then [`Self::replace`] has to say which
+    /// The gateway holds a slot from now on, and all members get a full copy. Whether that is new: then [`Self::fill`] has to say which
     /// flows it has.
     pub fn hold(&mut self, slot: u32, addresses: Vec<IpAddr>, term: u64) -> bool {
         let known = self.slots.get(&slot);
@@ -131,6 +131,14 @@ impl Outgoing {
         wanted.into_iter().for_each(|(key, copied)| table.set(key, copied));
     }
 
+    /// The same of a slot that was just taken. They come to members by the full copy, at its pace, and not as changes all at once.
+    pub fn fill<'a>(&mut self, slot: u32, flows: impl IntoIterator<Item = &'a Flow>) {
+        self.replace(slot, flows);
+        if let Some(table) = self.slots.get_mut(&slot) {
+            table.changed.clear();
+        }
+    }
+
     /// There is a new connection to a member: it gets full copies.
     pub fn connected(&mut self, member: &str) {
         let copies = self.slots.keys().copied().map(Progress::new).collect();
@@ -142,7 +150,7 @@ impl Outgoing {
         self.members.remove(member);
     }
 
-    /// A member lacks something of a slot: it gets a full copy.
+    /// A member could not take something of a slot: it gets a full copy.
     pub fn copy(&mut self, member: &str, slot: u32) {
         if self.slots.contains_key(&slot)
             && let Some(copies) = self.members.get_mut(member)
@@ -161,14 +169,14 @@ impl Outgoing {
         }
     }
 
-    /// The members that are connected.
-    pub fn members(&self) -> Vec<String> {
-        self.members.keys().cloned().collect()
-    }
-
-    /// What has changed since the last call; for all members.
-    pub fn changes(&mut self) -> Vec<Kind> {
-        self.slots.iter_mut().flat_map(|(slot, table)| table.messages(*slot)).collect()
+    /// What has changed since the last call, for all members, in at most so many messages. The rest comes with the next call.
+    pub fn changes(&mut self, most: usize) -> Vec<Kind> {
+        let mut messages = Vec::new();
+        for (slot, table) in &mut self.slots {
+            let left = most.saturating_sub(messages.len());
+            messages.extend(table.messages(*slot, left));
+        }
+        messages
     }
 
     /// The next message of a full copy to a member, if one is under way.
@@ -224,22 +232,23 @@ impl Table {
         }
     }
 
-    fn messages(&mut self, slot: u32) -> Vec<Kind> {
+    fn messages(&mut self, slot: u32, most: usize) -> Vec<Kind> {
         let mut messages = Vec::new();
-        let mut flows = wire::Flows { slot, term: self.term, ..wire::Flows::default() };
-        for (key, was_known) in std::mem::take(&mut self.changed) {
-            match self.flows.get(&key) {
-                Some(copied) => flows.set.push(copied::encode(&key, copied)),
-                // Members never had it.
-                None if !was_known => continue,
-                None => flows.removed.push(key.encode()),
+        while messages.len() < most {
+            let mut flows = wire::Flows { slot, term: self.term, ..wire::Flows::default() };
+            while flows.set.len().saturating_add(flows.removed.len()) < BATCH
+                && let Some((key, was_known)) = self.changed.pop_first()
+            {
+                match self.flows.get(&key) {
+                    Some(copied) => flows.set.push(copied::encode(&key, copied)),
+                    None if was_known => flows.removed.push(key.encode()),
+                    // Members never had it.
+                    None => {}
+                }
             }
-            if flows.set.len().saturating_add(flows.removed.len()) >= BATCH {
-                let next = wire::Flows { slot, term: self.term, ..wire::Flows::default() };
-                messages.push(Kind::Flows(std::mem::replace(&mut flows, next)));
+            if flows.set.is_empty() && flows.removed.is_empty() {
+                break;
             }
-        }
-        if !flows.set.is_empty() || !flows.removed.is_empty() {
             messages.push(Kind::Flows(flows));
         }
         messages

@@ -10,8 +10,8 @@ use proptest::prelude::*;
 use wire::to_member::Kind;
 
 use super::copied::{self, Copied, Key};
-use super::incoming::{Addresses, Change, Facts, Incoming, REFRESH, Refused};
-use super::outgoing::Outgoing;
+use super::incoming::{Addresses, Change, Facts, Incoming, REFRESH, Refused, UNCONFIRMED};
+use super::outgoing::{BATCH, Outgoing};
 use crate::peers::{Slot, Slots};
 
 const SOURCE: [&str; 2] = ["192.0.2.9", "2001:db8::9"];
@@ -144,7 +144,7 @@ impl Bed {
     }
 
     fn send_changes(&mut self) {
-        self.queue.extend(self.outgoing.changes());
+        self.queue.extend(self.outgoing.changes(usize::MAX));
     }
 
     fn send_copy(&mut self) {
@@ -171,7 +171,7 @@ impl Bed {
     fn reconnect(&mut self) {
         self.queue.clear();
         self.outgoing.disconnected("b");
-        self.outgoing.changes();
+        self.outgoing.changes(usize::MAX);
         self.outgoing.connected("b");
     }
 
@@ -364,6 +364,55 @@ fn only_plausible_flows_of_the_holder_are_taken() {
 }
 
 #[test]
+fn a_gateway_is_believed_without_the_lease_for_a_few_seconds_only() {
+    let (mut incoming, mut slots) = (Incoming::new(10), slots());
+    let begin = Instant::now();
+    let mut say = |slots: &Slots, from, after: Duration, is_end: bool| {
+        let kind = match is_end {
+            false => Kind::CopyBegins(wire::CopyBegins { slot: 0, term: 4 }),
+            true => Kind::CopyEnds(wire::CopyEnds { slot: 0, term: 4 }),
+        };
+        let mut refused = Vec::new();
+        incoming.receive(from, &kind, begin + after, facts(slots), &mut refused);
+        (refused.pop(), incoming.completed(0).is_some())
+    };
+    let [early, late] = [Duration::from_secs(1), UNCONFIRMED];
+    assert_eq!(say(&slots, "b", Duration::ZERO, false), (None, false));
+    assert_eq!(say(&slots, "b", early, true), (None, true));
+    assert_eq!(say(&slots, "b", late, false), (Some(Refused::Sender), false), "what is refused is missing");
+    assert_eq!(say(&slots, "b", 2 * late, false), (Some(Refused::Sender), false), "it stays so");
+    slots.insert(0, Slot { term: 4, holder: Some("b".to_owned()), ..slots[&0].clone() });
+    assert_eq!(say(&slots, "b", 3 * late, false), (None, false), "the Lease names it");
+    assert_eq!(say(&slots, "b", 3 * late, true), (None, true));
+}
+
+#[test]
+fn changes_are_sent_in_so_many_messages_at_once() {
+    let mut outgoing = Outgoing::new(1000);
+    outgoing.hold(0, SOURCE.map(address).to_vec(), 3);
+    outgoing.connected("b");
+    let flows = (0..600u16).map(|port| {
+        let mut flow = flow(1, 17, 3, 4000 + port);
+        flow.original.ports = Ports::Ports { source: 4000 + port, destination: 80 };
+        flow
+    });
+    let flows: Vec<Flow> = flows.collect();
+    outgoing.fill(0, &flows);
+    assert_eq!(outgoing.changes(9), [], "members get them by the full copy");
+    outgoing.release(0);
+    outgoing.hold(0, SOURCE.map(address).to_vec(), 4);
+    flows.iter().for_each(|flow| outgoing.observed(flow));
+    let mut count = |most| {
+        let sizes = |kind| if let Kind::Flows(flows) = kind { flows.set.len() } else { 0 };
+        outgoing.changes(most).into_iter().map(sizes).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        [count(0), count(1), count(9), count(9)],
+        [vec![], vec![BATCH], vec![BATCH, 600 - 2 * BATCH], vec![]]
+    );
+}
+
+#[test]
 fn copies_are_renewed_in_the_kernel_only_when_they_are_old() {
     let (mut bed, udp) = (Bed::new(), flow(1, 17, 3, 4000));
     let copy = |bed: &mut Bed| {
@@ -392,15 +441,15 @@ fn connections_that_end_before_a_message_are_not_sent() {
     outgoing.observed(&flow(1, 6, 3, 4000));
     outgoing.observed(&flow(1, 6, 7, 4000));
     outgoing.ended(&flow(1, 6, 7, 4000));
-    assert_eq!(outgoing.changes(), []);
+    assert_eq!(outgoing.changes(usize::MAX), []);
     outgoing.observed(&flow(1, 6, 3, 4000));
-    let [Kind::Flows(flows)] = &outgoing.changes()[..] else { panic!("one message") };
+    let [Kind::Flows(flows)] = &outgoing.changes(usize::MAX)[..] else { panic!("one message") };
     assert_eq!((flows.set.len(), flows.removed.len()), (1, 0));
     // The notification of the status alone has no state.
     outgoing.observed(&Flow { tcp: None, ..flow(1, 6, 3, 4000) });
-    assert_eq!(outgoing.changes(), []);
+    assert_eq!(outgoing.changes(usize::MAX), []);
     outgoing.observed(&flow(1, 6, 7, 4000));
-    let [Kind::Flows(flows)] = &outgoing.changes()[..] else { panic!("one message") };
+    let [Kind::Flows(flows)] = &outgoing.changes(usize::MAX)[..] else { panic!("one message") };
     assert_eq!((flows.set.len(), flows.removed.len()), (0, 1));
 }
 

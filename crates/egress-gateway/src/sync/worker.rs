@@ -1,22 +1,23 @@
 //! The task that copies connections: reads notifications of the kernel, and says and does what [`Outgoing`] and [`Incoming`] decide.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_netlink::Result;
-use fairlead_netlink::conntrack::{ConnectionEvent, ConnectionEvents, ConnectionTable, Flow};
+use fairlead_netlink::conntrack::{ConnectionEvent, ConnectionEvents, ConnectionTable, Flow, TableChange};
 use fairlead_wire::egress_peers::to_member;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
 
 use super::copied;
 use super::incoming::{Addresses, Facts, Incoming, Refused};
 use super::kernel;
 use super::metrics::SyncMetrics;
-use super::outgoing::Outgoing;
-use crate::peers::{Heard, News, Peers, Slots};
+use super::outgoing::{BATCH, Outgoing};
+use crate::peers::{FLOWS, Heard, News, Peers, Slots};
 
 /// How long changes are gathered before they are sent.
 pub const INTERVAL: Duration = Duration::from_millis(80);
@@ -24,9 +25,11 @@ pub const INTERVAL: Duration = Duration::from_millis(80);
 const FULL_COPY: Duration = Duration::from_secs(60);
 /// The least time between two full copies of a slot that a member asks for.
 const AGAIN: Duration = Duration::from_secs(2);
-/// Messages of full copies to a member in an interval: 2,048 connections, so 25,000 in a second.
-const COPY_MESSAGES: usize = 8;
-/// Room in a member's queue that full copies leave to changes.
+/// Messages of full copies to a member in an interval: 1,024 connections, so 12,800 in a second.
+const COPY_MESSAGES: usize = 4;
+// A member that is sent more than it reads would read changes and heartbeats late.
+const _: () = assert!((COPY_MESSAGES * BATCH) as u128 * 1000 <= FLOWS as u128 * INTERVAL.as_millis() * 3 / 4);
+/// Messages of changes in an interval; more changes wait for the next. Full copies leave as much room in a member's queue.
 const RESERVED: usize = 16;
 /// Messages that are taken at once.
 const HEARD: usize = 64;
@@ -67,28 +70,38 @@ impl Copier {
         self.complete.subscribe()
     }
 
-    /// Runs in the network namespace of the calling thread until it is dropped. While there is no slot, it does nothing.
-    pub async fn run(mut self) -> Infallible {
+    /// Runs in the network namespace of the calling thread until it is stopped. While there is no slot, it does nothing. Copies of slots
+    /// that there are at the end stay in the kernel, for the next process.
+    pub async fn run(mut self, stop: CancellationToken) {
         let mut worker = None;
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let is_idle = self.slots.borrow_and_update().is_empty();
+            let slots = Arc::clone(&self.slots.borrow_and_update());
+            let is_idle = slots.is_empty();
             self.peers.listen(!is_idle);
+            if is_idle && worker.is_some() {
+                self.end(worker.take(), slots).await;
+            }
+            if stop.is_cancelled() {
+                return;
+            }
             if is_idle {
-                worker = None;
-                self.idle().await;
+                self.idle(&stop).await;
                 continue;
             }
             let mut heard = Vec::new();
             let is_tick = tokio::select! {
+                () = stop.cancelled() => continue,
                 _ = ticks.tick() => true,
                 count = self.heard.recv_many(&mut heard, HEARD) => count == 0,
-                changed = self.slots.changed() => match changed {
-                    Ok(()) => false,
-                    // The program is ending.
-                    Err(_) => std::future::pending().await,
-                },
+                changed = self.slots.changed() => {
+                    if changed.is_err() {
+                        // The program is ending.
+                        stop.cancelled().await;
+                    }
+                    false
+                }
             };
             let now = Instant::now();
             let slots = Arc::clone(&self.slots.borrow_and_update());
@@ -99,15 +112,24 @@ impl Copier {
     }
 
     /// Waits for a slot. What is heard meanwhile is dropped, and its senders are told.
-    async fn idle(&mut self) {
+    async fn idle(&mut self, stop: &CancellationToken) {
         tokio::select! {
+            () = stop.cancelled() => {}
             changed = self.slots.changed() => if changed.is_err() {
-                std::future::pending::<()>().await;
+                stop.cancelled().await;
             },
             heard = self.heard.recv() => if heard.is_none() {
-                std::future::pending::<()>().await;
+                stop.cancelled().await;
             },
         }
+    }
+
+    /// There is no slot any more.
+    async fn end(&self, worker: Option<Worker>, slots: Arc<Slots>) {
+        let (connections, heard, now) = (BTreeMap::new(), Vec::new(), Instant::now());
+        let step = Step { slots, connections, heard, is_tick: false, now };
+        drop(self.step(worker, step).await);
+        self.metrics.lag(Duration::ZERO);
     }
 
     async fn step(&self, worker: Option<Worker>, step: Step) -> Option<Worker> {
@@ -223,7 +245,8 @@ impl Worker {
             self.send(now);
             self.want_copies(now);
         }
-        self.metrics.copies.set(i64::try_from(self.incoming.flows()).unwrap_or(i64::MAX));
+        self.metrics.dropped.inc_by(self.peers.take_lost());
+        self.metrics.set_copies(self.incoming.flows());
         self.metrics.held.set(i64::try_from(self.outgoing.flows()).unwrap_or(i64::MAX));
         Ok(())
     }
@@ -240,25 +263,47 @@ impl Worker {
             self.has_all_events = is_holder;
         }
         let former = std::mem::replace(&mut self.slots, Arc::clone(&slots));
+        self.delete_former(&former)?;
         for slot in former.keys().filter(|slot| !slots.contains_key(*slot)) {
             self.outgoing.release(*slot);
             self.incoming.forget(*slot);
         }
+        let mut is_new = BTreeSet::new();
         for (number, slot) in slots.iter() {
             let was = former.get(number);
             if slot.is_held {
                 if self.outgoing.hold(*number, slot.addresses.clone(), slot.term) {
                     self.incoming.forget(*number);
-                    let flows = self.flows(*number)?;
-                    self.outgoing.replace(*number, &flows);
+                    is_new.insert(*number);
                 }
             } else if was.is_none_or(|was| was.is_held || was.addresses != slot.addresses) {
                 self.outgoing.release(*number);
                 self.incoming.forget(*number);
-                let flows = self.flows(*number)?;
-                self.incoming.adopt(*number, &flows);
+                is_new.insert(*number);
             }
         }
+        let flows = self.flows(&is_new)?;
+        for (number, slot) in slots.iter().filter(|(number, _)| is_new.contains(*number)) {
+            if slot.is_held {
+                self.outgoing.fill(*number, &flows);
+            } else {
+                let of_slot = flows.iter().filter(|flow| slot.addresses.contains(&flow.reply.destination));
+                self.incoming.adopt(*number, of_slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes copies of connections with addresses that the Egress has no longer: no other gateway would say that they have ended.
+    fn delete_former(&mut self, former: &Slots) -> Result<()> {
+        let is_there = |address: &IpAddr| self.slots.values().any(|slot| slot.addresses.contains(address));
+        let of_others = former.values().filter(|slot| !slot.is_held).flat_map(|slot| &slot.addresses);
+        let gone: BTreeSet<IpAddr> = of_others.filter(|address| !is_there(address)).copied().collect();
+        let flows = self.table.translated_to(&gone)?;
+        let changes: Vec<TableChange> =
+            flows.iter().map(|flow| TableChange::DeleteReply(flow.reply)).collect();
+        let deleted = self.table.apply(&changes)?.into_iter().filter(Result::is_ok).count();
+        self.metrics.deleted.inc_by(deleted as u64);
         Ok(())
     }
 
@@ -316,7 +361,7 @@ impl Worker {
         }
     }
 
-    /// A member lacks something: at once, or when the last time is long enough ago.
+    /// A member could not take something. It gets a full copy: at once, or when the last time is long enough ago.
     fn ask(&mut self, member: String, slot: u32, now: Instant) {
         // A member may name any slot.
         if !self.outgoing.slots().contains(&slot) {
@@ -370,29 +415,26 @@ impl Worker {
     fn compare(&mut self) -> Result<()> {
         self.is_missed = false;
         let began = Instant::now();
-        for slot in self.outgoing.slots() {
-            let flows = self.flows(slot)?;
-            self.outgoing.replace(slot, &flows);
-        }
+        let held = self.outgoing.slots();
+        let flows = self.flows(&held)?;
+        held.iter().for_each(|slot| self.outgoing.replace(*slot, &flows));
         let pause = began.elapsed().saturating_mul(COMPARE_PART).max(COMPARE);
         self.compare_at = Instant::now().checked_add(pause).unwrap_or(began);
         Ok(())
     }
 
-    fn flows(&mut self, slot: u32) -> Result<Vec<Flow>> {
-        let addresses = self.slots.get(&slot).map(|slot| slot.addresses.clone()).unwrap_or_default();
-        let mut flows = Vec::new();
-        for address in addresses {
-            flows.extend(self.table.translated_to(address)?);
-        }
-        Ok(flows)
+    /// What the kernel has of all these slots.
+    fn flows(&mut self, slots: &BTreeSet<u32>) -> Result<Vec<Flow>> {
+        let of = |slot: &u32| self.slots.get(slot).map(|slot| slot.addresses.clone()).unwrap_or_default();
+        self.table.translated_to(&slots.iter().flat_map(of).collect())
     }
 
     fn send(&mut self, now: Instant) {
-        for kind in self.outgoing.changes() {
+        for kind in self.outgoing.changes(RESERVED) {
             self.count(&kind);
             for member in self.peers.flows(&self.connections, kind) {
                 // It gets all of them when there is room again.
+                self.metrics.dropped.inc();
                 self.outgoing.connected(&member);
             }
         }
@@ -405,6 +447,7 @@ impl Worker {
                 let Some(kind) = self.outgoing.next_copy(&member) else { break };
                 self.count(&kind);
                 if !self.peers.flows(&to, kind).is_empty() {
+                    self.metrics.dropped.inc();
                     self.outgoing.connected(&member);
                     break;
                 }

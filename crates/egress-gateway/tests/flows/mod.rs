@@ -110,7 +110,7 @@ impl Gateway {
                     let copier = Copier::new(Arc::clone(&peers), heard, of_slots, Arc::new(Known), counted);
                     ready.send(copier.complete()).unwrap();
                     tokio::select! {
-                        never = copier.run() => match never {},
+                        () = copier.run(stopped.clone()) => {}
                         never = Arc::clone(&peers).run(listener, identity, PORT, Arc::new(NoHold)) => match never {},
                         () = heartbeats(&peers) => {}
                         () = stopped.cancelled() => {}

@@ -16,7 +16,8 @@ use crate::socket::take_frame;
 use crate::{Error, Result};
 
 /// `NFNLGRP_CONNTRACK_NEW`, `NFNLGRP_CONNTRACK_UPDATE`, `NFNLGRP_CONNTRACK_DESTROY` (`linux/netfilter/nfnetlink.h`), as bits.
-const GROUPS: u32 = 1 | 1 << 1 | GROUP_DESTROYED;
+const GROUPS: u32 = GROUP_NEW | 1 << 1 | GROUP_DESTROYED;
+const GROUP_NEW: u32 = 1;
 const GROUP_DESTROYED: u32 = 1 << 2;
 /// Bytes of notifications that may wait to be read. Each takes some 800 of them, as the kernel counts; more are reported as one
 /// [`ConnectionEvent::Missed`].
@@ -60,6 +61,14 @@ impl ConnectionEvents {
     /// As [`Self::open`].
     pub fn open_destroyed() -> Result<Self> {
         Self::of(GROUP_DESTROYED)
+    }
+
+    /// As [`Self::open`], but only to connections that begin or end: the kernel makes no notification of others for this socket.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_new_destroyed() -> Result<Self> {
+        Self::of(GROUP_NEW | GROUP_DESTROYED)
     }
 
     fn of(groups: u32) -> Result<Self> {

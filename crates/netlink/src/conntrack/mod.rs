@@ -55,16 +55,20 @@ const TCP_STATE: u16 = 1;
 const TCP_ENDED: [u8; 2] = [7, 8];
 
 /// How many connections each host has opened, by their original sources. TCP connections that have ended and only wait to be forgotten
-/// are left out. The answer is as large as the table: some 250 bytes for each connection.
+/// are left out, and those that are translated to one of the addresses `except`. The answer is as large as the table: some 250 bytes for
+/// each connection.
 ///
 /// # Errors
 /// The kernel refuses (no `CONFIG_NF_CT_NETLINK`, no CAP_NET_ADMIN), or its answer cannot be decoded.
-pub fn connections_by_source() -> Result<BTreeMap<IpAddr, usize>> {
+pub fn connections_by_source(except: &BTreeSet<IpAddr>) -> Result<BTreeMap<IpAddr, usize>> {
     let request = message(GET, header(libc::AF_UNSPEC as u8).to_vec(), "list tracked connections");
     let mut found = BTreeMap::new();
     for reply in Socket::open(Family::Netfilter)?.dump(&request)? {
         let attributes = reply.payload.get(FAMILY_HEADER..).unwrap_or_default();
-        if let Some(source) = explain(&request.what, live_source(attributes))? {
+        let is_left_out = !except.is_empty()
+            && explain(&request.what, replies_to(attributes))?.is_some_and(|it| except.contains(&it));
+        let source = explain(&request.what, live_source(attributes))?;
+        if let Some(source) = source.filter(|_| !is_left_out) {
             let count: &mut usize = found.entry(source).or_default();
             *count = count.saturating_add(1);
         }
@@ -130,8 +134,13 @@ fn message(kind: i32, payload: Vec<u8>, what: &str) -> Message {
 /// The original source of a connection that replies are addressed to as well.
 pub(crate) fn untranslated_source(connection: &[u8]) -> Parsed<Option<IpAddr>> {
     let source = end(require(connection, TUPLE_ORIGINAL)?, SOURCE_IPV4, SOURCE_IPV6)?;
-    let replies_to = end(require(connection, TUPLE_REPLY)?, DESTINATION_IPV4, DESTINATION_IPV6)?;
+    let replies_to = replies_to(connection)?;
     Ok(source.filter(|source| replies_to == Some(*source)))
+}
+
+/// What replies are addressed to.
+fn replies_to(connection: &[u8]) -> Parsed<Option<IpAddr>> {
+    end(require(connection, TUPLE_REPLY)?, DESTINATION_IPV4, DESTINATION_IPV6)
 }
 
 /// The address of one end of a tuple.

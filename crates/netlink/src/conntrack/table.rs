@@ -1,6 +1,7 @@
 //! Reading the table of connections, and changing it.
 
-use std::net::IpAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr};
 
 use nix::libc;
 
@@ -44,30 +45,31 @@ impl ConnectionTable {
         Socket::open(Family::Netfilter).map(Self)
     }
 
-    /// All connections whose source is translated to this address: replies are addressed to it. Some 250 bytes are read for each of them;
-    /// of IPv6, and on kernels before 5.8, for each connection with a translated source.
+    /// All connections whose source is translated to one of these addresses: replies are addressed to it. Some 250 bytes are read for each of
+    /// them; of IPv6, once for each connection with a translated source, and on kernels before 5.8 so of IPv4 for each address.
     ///
     /// # Errors
     /// The kernel refuses (no `CONFIG_NF_CT_NETLINK`, no CAP_NET_ADMIN), or its answer cannot be decoded.
-    pub fn translated_to(&mut self, address: IpAddr) -> Result<Vec<Flow>> {
-        let what = format!("list connections that are translated to {address}");
-        let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-        let mut filter = AttributeWriter::new(&header(family as u8));
-        match address {
-            IpAddr::V4(address) => {
-                filter.nested(TUPLE_REPLY, |tuple| {
-                    tuple.nested(TUPLE_ADDRESSES, |inner| inner.bytes(DESTINATION_IPV4, &address.octets()));
-                });
-                filter.nested(FILTER, |inner| inner.bytes(FILTER_REPLY, &FILTER_DESTINATION.to_ne_bytes()));
-            }
-            // The kernel lists all but those that have it: ctnetlink_filter_match_tuple takes ipv6_addr_cmp for ipv6_addr_equal.
-            IpAddr::V6(_) => {
-                filter.be32(STATUS, STATUS_SOURCE_TRANSLATED);
-                filter.be32(STATUS_MASK, STATUS_SOURCE_TRANSLATED);
+    pub fn translated_to(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<Vec<Flow>> {
+        let mut flows = Vec::new();
+        for address in addresses {
+            if let IpAddr::V4(ipv4) = address {
+                let what = format!("list connections that are translated to {address}");
+                let found = self.dump(translated_to_ipv4(*ipv4, &what)?, &what)?;
+                flows.extend(found.into_iter().filter(|flow| flow.reply.destination == *address));
             }
         }
-        let mut flows = self.dump(filter.finish(&what)?, &what)?;
-        flows.retain(|flow| flow.reply.destination == address && flow.status & STATUS_SOURCE_TRANSLATED != 0);
+        if addresses.iter().any(IpAddr::is_ipv6) {
+            let what = "list connections of IPv6 that are translated";
+            // For an address, the kernel lists all but those that have it: ctnetlink_filter_match_tuple takes ipv6_addr_cmp for
+            // ipv6_addr_equal.
+            let mut filter = AttributeWriter::new(&header(libc::AF_INET6 as u8));
+            filter.be32(STATUS, STATUS_SOURCE_TRANSLATED);
+            filter.be32(STATUS_MASK, STATUS_SOURCE_TRANSLATED);
+            let all = self.dump(filter.finish(what)?, what)?;
+            flows.extend(all.into_iter().filter(|flow| addresses.contains(&flow.reply.destination)));
+        }
+        flows.retain(|flow| flow.status & STATUS_SOURCE_TRANSLATED != 0);
         Ok(flows)
     }
 
@@ -110,6 +112,16 @@ impl ConnectionTable {
         let flows = replies.iter().map(|reply| explain(what, Flow::decode(behind_header(&reply.payload))));
         flows.collect()
     }
+}
+
+/// Asks for the connections whose replies are addressed to this address of IPv4.
+fn translated_to_ipv4(address: Ipv4Addr, what: &str) -> Result<Vec<u8>> {
+    let mut filter = AttributeWriter::new(&header(libc::AF_INET as u8));
+    filter.nested(TUPLE_REPLY, |tuple| {
+        tuple.nested(TUPLE_ADDRESSES, |inner| inner.bytes(DESTINATION_IPV4, &address.octets()));
+    });
+    filter.nested(FILTER, |inner| inner.bytes(FILTER_REPLY, &FILTER_DESTINATION.to_ne_bytes()));
+    filter.finish(what)
 }
 
 impl TableChange {

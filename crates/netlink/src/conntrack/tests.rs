@@ -35,11 +35,11 @@ fn connections_of_a_namespace_are_listed() {
         testbed_netns::sh(
             "nft 'table inet t { chain c { type filter hook input priority 0; ct state new accept; }; }'",
         );
-        assert_eq!(connections_by_source().unwrap(), BTreeMap::new());
+        assert_eq!(connections_by_source(&BTreeSet::new()).unwrap(), BTreeMap::new());
         let server = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         client.send_to(b"x", server.local_addr().unwrap()).unwrap();
-        let found = connections_by_source().unwrap();
+        let found = connections_by_source(&BTreeSet::new()).unwrap();
         assert_eq!(found.into_iter().collect::<Vec<_>>(), [([127, 0, 0, 1].into(), 1)]);
     });
 }
@@ -71,7 +71,7 @@ fn only_connections_of_these_hosts_without_translation_are_forgotten() {
     let sources = ["10.0.0.2", "fd00::2"].map(|text| text.parse().unwrap()).into();
     assert_eq!(router.run(|| forget_untranslated(&sources)).unwrap(), 2);
     assert_eq!(router.run(|| forget_untranslated(&sources)).unwrap(), 0);
-    let left = router.run(connections_by_source).unwrap();
+    let left = router.run(|| connections_by_source(&BTreeSet::new())).unwrap();
     assert_eq!((left.get(&[10, 0, 0, 2].into()), left.get(&[10, 0, 0, 3].into())), (Some(&1), Some(&1)));
 }
 
@@ -206,8 +206,8 @@ mod flows {
 
     fn copied(bed: &Bed) -> Vec<Flow> {
         let read = || {
-            let mut table = ConnectionTable::open().unwrap();
-            TRANSLATED.map(|address| table.translated_to(address.parse().unwrap()).unwrap()).concat()
+            let addresses = TRANSLATED.map(|address| address.parse().unwrap()).into();
+            ConnectionTable::open().unwrap().translated_to(&addresses).unwrap()
         };
         bed.router.run(read)
     }
@@ -219,6 +219,14 @@ mod flows {
         let flows = copied(&bed);
         assert_eq!(flows.len(), 4, "{flows:?}");
         assert!(flows.iter().all(|flow| flow.status & STATUS_SOURCE_TRANSLATED != 0));
+        let by_source = |except: &[&str]| {
+            bed.router.run(|| {
+                connections_by_source(&except.iter().map(|it| it.parse().unwrap()).collect()).unwrap()
+            })
+        };
+        let client: IpAddr = "10.0.0.2".parse().unwrap();
+        assert_eq!((by_source(&[]).get(&client), by_source(&TRANSLATED[..1]).get(&client)), (Some(&2), None));
+        assert_eq!(by_source(&TRANSLATED).get(&"fd00::2".parse().unwrap()), None);
         let other = Namespace::new();
         let apply = |changes: Vec<TableChange>| -> Vec<Option<i32>> {
             other.run(|| {
@@ -250,11 +258,18 @@ mod flows {
     fn what_happens_to_connections_is_reported_in_order() {
         let bed = Bed::new();
         let mut subscription = bed.router.run(|| ConnectionEvents::open().unwrap());
+        let mut of_ends = bed.router.run(|| ConnectionEvents::open_new_destroyed().unwrap());
         let (client, server) = bed.connect();
         drop((client, server));
         bed.router.sh("sleep 0.3; conntrack -F 2>/dev/null");
         let mut events = Vec::new();
         assert!(subscription.read(1000, &mut events).unwrap());
+        let mut begins_and_ends = Vec::new();
+        assert!(of_ends.read(1000, &mut begins_and_ends).unwrap());
+        let without = events.iter().filter(|event| !matches!(event, ConnectionEvent::Updated(_)));
+        let without: Vec<_> = without.copied().collect();
+        assert!(begins_and_ends.starts_with(&without), "{begins_and_ends:?} {without:?}");
+        assert!(!begins_and_ends.iter().any(|event| matches!(event, ConnectionEvent::Updated(_))));
         let of_tcp = |event: &ConnectionEvent| match event {
             ConnectionEvent::Destroyed(flow) if flow.original.protocol == 6 => Some("destroyed".to_owned()),
             ConnectionEvent::New(flow) if flow.original.protocol == 6 => Some("new".to_owned()),
