@@ -1,6 +1,6 @@
 //! Which connections have, and had, an address and port outside. Pure: time and events are arguments.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -90,17 +90,19 @@ pub(crate) struct Connections {
     complete_since: Option<Millis>,
     /// Connections that were not kept, since as many are open.
     left_out: u64,
+    /// Whether there may be connections that are open and not in `open`.
+    is_partial: bool,
 }
 
 impl Connections {
-    /// Since when events are taken.
+    /// Since when events are taken. [`Self::set_open`] adds connections that began before.
     pub(crate) fn new(now: Millis) -> Self {
-        Self { complete_since: Some(now), ..Self::default() }
+        Self { complete_since: Some(now), is_partial: true, ..Self::default() }
     }
 
-    /// From when on all connections are known; of those that ended before, some may be.
+    /// From when on all connections are known; of those that ended before, some may be. `None` while some that are open may not be known.
     pub(crate) fn complete_since(&self) -> Option<Millis> {
-        self.complete_since
+        self.complete_since.filter(|_| !self.is_partial)
     }
 
     /// Connections that were not kept, since as many are open.
@@ -108,14 +110,21 @@ impl Connections {
         self.left_out
     }
 
-    /// A connection is new, or was changed. `begin` is `None` for one that may be older.
-    pub(crate) fn seen(&mut self, flow: &Flow, pod: Arc<Pod>, begin: Option<Millis>) {
+    /// Connections that ended until now may be missing, and until the next [`Self::set_open`] some that are open.
+    pub(crate) fn missed(&mut self, now: Millis) {
+        self.complete_since = self.complete_since.max(Some(now));
+        self.is_partial = true;
+    }
+
+    /// A connection is there. `begin` is `None` for one that may be older.
+    pub(crate) fn seen(&mut self, flow: &Flow, pod: Arc<Pod>, begin: Option<Millis>, now: Millis) {
         if self.open.contains_key(&flow.reply) && begin.is_none() {
             return;
         }
         let Some(connection) = Connection::new(flow, pod, begin) else { return };
         if self.open.len() >= MAX_KEPT && !self.open.contains_key(&flow.reply) {
             self.left_out = self.left_out.saturating_add(1);
+            self.missed(now);
             return;
         }
         // One with the same tuple has ended, and that was not heard.
@@ -133,6 +142,16 @@ impl Connections {
         Some(ended)
     }
 
+    /// A connection is no longer one of this gateway: another has it, or had it when it ended.
+    pub(crate) fn forget(&mut self, flow: &Flow) {
+        self.open.remove(&flow.reply);
+    }
+
+    /// The same, of all that are translated to these addresses.
+    pub(crate) fn forget_all(&mut self, outside: &BTreeSet<IpAddr>) {
+        self.open.retain(|_, connection| !outside.contains(&connection.outside.0));
+    }
+
     /// All that are open; `pod` says whose an address is. Those that have been missing twice have ended unheard, and are returned.
     pub(crate) fn set_open(
         &mut self,
@@ -147,9 +166,10 @@ impl Connections {
         let gone: Vec<Connection> = gone.iter().filter_map(|tuple| self.open.remove(tuple)).collect();
         let ended: Vec<Connection> = gone.into_iter().map(|connection| connection.ended(now, None)).collect();
         ended.iter().for_each(|connection| self.keep(connection.clone()));
+        self.is_partial = false;
         for flow in flows {
             if let Some(pod) = pod(flow.original.source) {
-                self.seen(flow, pod, None);
+                self.seen(flow, pod, None, now);
             }
         }
         ended
@@ -223,10 +243,10 @@ mod tests {
     fn one_port_has_one_client_after_the_other() {
         let mut all = Connections::new(0);
         let (first, second) = (flow("10.0.0.1", 5000, 40_000), flow("10.0.0.2", 6000, 40_000));
-        all.seen(&first, pod("a"), Some(10_000));
+        all.seen(&first, pod("a"), Some(10_000), 10_000);
         assert!(all.ended(&first, pod("later"), 20_000).is_some_and(|it| it.begin == Some(10_000)));
-        all.seen(&second, pod("b"), Some(40_000));
-        all.seen(&second, pod("c"), None);
+        all.seen(&second, pod("b"), Some(40_000), 40_000);
+        all.seen(&second, pod("c"), None, 41_000);
         assert_eq!(names(&all, 40_000, None), ["b", "a"]);
         assert_eq!(names(&all, 40_000, Some(15_000)), ["a"]);
         assert_eq!(names(&all, 40_000, Some(21_000)), ["a"], "times are not exact");
@@ -234,7 +254,7 @@ mod tests {
         assert_eq!(names(&all, 40_000, Some(90_000)), ["b"]);
         assert_eq!(names(&all, 40_001, None), [""; 0]);
         // The end of the second one was not heard.
-        all.seen(&first, pod("d"), Some(100_000));
+        all.seen(&first, pod("d"), Some(100_000), 100_000);
         assert_eq!(names(&all, 40_000, None), ["d", "b", "a"]);
     }
 
@@ -244,7 +264,7 @@ mod tests {
         let mut own = flow("10.0.0.1", 1, 1);
         own.reply.destination = own.original.source;
         own.status = 0;
-        all.seen(&own, pod("a"), Some(1));
+        all.seen(&own, pod("a"), Some(1), 1);
         assert_eq!(all.ended(&own, pod("a"), 2), None);
         assert!(all.open.is_empty() && all.ended.is_empty());
     }
@@ -253,8 +273,8 @@ mod tests {
     fn connections_that_ended_unheard_end_with_the_second_list_that_lacks_them() {
         let mut all = Connections::new(0);
         let (first, second) = (flow("10.0.0.1", 1, 1), flow("10.0.0.2", 2, 2));
-        all.seen(&first, pod("a"), Some(1));
-        all.seen(&second, pod("b"), Some(1));
+        all.seen(&first, pod("a"), Some(1), 1);
+        all.seen(&second, pod("b"), Some(1), 1);
         assert_eq!(all.set_open(&[], |_| None, 5), []);
         // The end of the second one was on its way.
         assert!(all.ended(&second, pod("b"), 6).is_some());
@@ -275,9 +295,30 @@ mod tests {
             let one = flow(&format!("10.{second}.{third}.{fourth}"), 1, 2);
             all.ended(&one, pod("a"), 100 + Millis::from(number));
             let open = Flow { reply: Tuple { source: one.original.source, ..one.reply }, ..one };
-            all.seen(&open, pod("a"), Some(1));
+            all.seen(&open, pod("a"), Some(1), 1);
         }
         assert_eq!((all.ended.len(), all.open.len(), all.left_out()), (MAX_KEPT, MAX_KEPT, 10));
+        assert_eq!(
+            (all.complete_since, all.complete_since()),
+            (Some(109), None),
+            "some are open and not known"
+        );
+        all.set_open(&[], |_| None, 400);
         assert_eq!(all.complete_since(), Some(109));
+        let one = flow("10.255.0.1", 1, 3);
+        all.set_open(&[one], |_| Some(pod("a")), 500);
+        assert_eq!((all.left_out(), all.open.len()), (10, 1), "the others have ended");
+    }
+
+    #[test]
+    fn what_is_not_known_is_said() {
+        let mut all = Connections::new(5);
+        assert_eq!(all.complete_since(), None, "what began before is not listed yet");
+        all.set_open(&[], |_| None, 6);
+        assert_eq!(all.complete_since(), Some(5));
+        all.missed(20);
+        assert_eq!(all.complete_since(), None);
+        all.set_open(&[], |_| None, 22);
+        assert_eq!(all.complete_since(), Some(20), "some may have ended before");
     }
 }

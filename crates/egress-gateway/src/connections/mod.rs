@@ -2,7 +2,10 @@
 //! answers `/connections`.
 
 mod answer;
+mod copies;
 mod log;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -14,16 +17,18 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{MissedTickBehavior, interval};
 
 use self::answer::Answer;
+use self::copies::Copies;
 use self::log::{Connection, Connections, MAX_KEPT, Millis, Pod};
 use crate::data_path::connections;
 use crate::metrics::Metrics;
+use crate::registry::Registry;
 use crate::shared::Shared;
 
 /// Notifications that are taken at once.
 const BATCH: usize = 256;
 /// How often all connections are listed: the kernel reports nothing of those that began before the program did.
 const LIST: Duration = Duration::from_secs(60);
-/// How soon that is done when notifications were lost.
+/// How soon that is done when notifications were lost, and when the gateway has taken a source address with its connections.
 const LIST_SOON: Duration = Duration::from_secs(2);
 
 /// What is known of connections.
@@ -55,8 +60,9 @@ pub(crate) async fn watch(shared: Arc<Shared>, known: Known, metrics: Metrics) -
         deprecated,
         reason = "unsound only for types that do not own their descriptor; `register` is unsafe"
     )]
-    let mut socket = AsyncFd::try_new(ConnectionEvents::open()?)?;
-    let mut watch = Watch { shared, known, metrics, pods: HashMap::new() };
+    let mut socket = AsyncFd::try_new(ConnectionEvents::open_new_destroyed()?)?;
+    let (mut sources, mut held) = (shared.sources(), shared.held());
+    let mut watch = Watch { shared, known, metrics, pods: HashMap::new(), copies: Copies::default() };
     let mut lists = interval(LIST);
     lists.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut events = Vec::with_capacity(BATCH);
@@ -66,17 +72,21 @@ pub(crate) async fn watch(shared: Arc<Shared>, known: Known, metrics: Metrics) -
             _ = lists.tick() => {
                 is_soon = false;
                 watch.list().await;
+                continue;
             }
+            Ok(()) = sources.changed() => {}
+            Ok(()) = held.changed() => {}
             ready = socket.readable_mut() => {
                 let mut ready = ready?;
                 if ready.get_inner_mut().read(BATCH, &mut events)? {
                     ready.clear_ready();
                 }
-                if watch.take(&events) && !std::mem::replace(&mut is_soon, true) {
-                    lists.reset_after(LIST_SOON);
-                }
-                events.clear();
             }
+        }
+        let (is_new, is_missed) = (watch.follow_sources(), watch.take(&events));
+        events.clear();
+        if (is_new || is_missed) && !std::mem::replace(&mut is_soon, true) {
+            lists.reset_after(LIST_SOON);
         }
     }
 }
@@ -87,42 +97,64 @@ struct Watch {
     metrics: Metrics,
     /// Each name once, by the address.
     pods: HashMap<IpAddr, Arc<Pod>>,
+    copies: Copies,
 }
 
 impl Watch {
+    /// Connections of addresses that the gateway no longer holds are another's. Returns whether those of an address that it holds now are
+    /// not known yet.
+    fn follow_sources(&mut self) -> bool {
+        let Some(change) = self.copies.follow(&self.shared.floating()) else { return false };
+        let mut connections = self.known.locked();
+        connections.forget_all(self.copies.addresses());
+        if change.is_any_taken {
+            // Those of before are known to the gateway that had the address.
+            connections.missed(now());
+        }
+        change.is_any_taken
+    }
+
     /// Returns whether some notifications are missing.
     fn take(&mut self, events: &[ConnectionEvent]) -> bool {
+        if events.is_empty() {
+            return false;
+        }
         let now = now();
-        let mut is_incomplete = false;
-        let mut ended = Vec::new();
-        let known = self.known.clone();
+        let Self { shared, known, metrics, pods, copies } = self;
+        let (mut is_incomplete, mut ended) = (false, Vec::new());
         let mut connections = known.locked();
-        for event in events {
-            match event {
-                ConnectionEvent::Missed => is_incomplete = true,
-                ConnectionEvent::New(flow) => self.seen(&mut connections, flow, Some(now)),
-                ConnectionEvent::Updated(flow) => self.seen(&mut connections, flow, None),
-                ConnectionEvent::Destroyed(flow) => {
-                    let pod = self.pod(flow.original.source).unwrap_or_default();
-                    ended.extend(connections.ended(flow, pod, now));
+        shared.read(|registry| {
+            for event in events {
+                match event {
+                    ConnectionEvent::Missed => {
+                        is_incomplete = true;
+                        connections.missed(now);
+                    }
+                    ConnectionEvent::Destroyed(flow) if copies.has(flow) => connections.forget(flow),
+                    ConnectionEvent::Destroyed(flow) => {
+                        let pod = pod(registry, pods, flow.original.source).unwrap_or_default();
+                        ended.extend(connections.ended(flow, pod, now));
+                    }
+                    ConnectionEvent::New(flow) | ConnectionEvent::Updated(flow) if copies.has(flow) => {}
+                    ConnectionEvent::New(flow) | ConnectionEvent::Updated(flow) => {
+                        let begin = matches!(event, ConnectionEvent::New(_)).then_some(now);
+                        // The gateway's own connections are left out.
+                        if let Some(pod) = pod(registry, pods, flow.original.source) {
+                            connections.seen(flow, pod, begin, now);
+                        }
+                    }
                 }
             }
-        }
-        self.metrics.connections_left_out(connections.left_out());
+        });
+        metrics.connections_left_out(connections.left_out());
         drop(connections);
         self.log(&ended);
         is_incomplete
     }
 
-    /// The gateway's own connections are left out.
-    fn seen(&mut self, connections: &mut Connections, flow: &Flow, begin: Option<Millis>) {
-        if let Some(pod) = self.pod(flow.original.source) {
-            connections.seen(flow, pod, begin);
-        }
-    }
-
     /// Lists all connections, unless they are too many.
     async fn list(&mut self) {
+        self.forget_pods();
         if connections().is_none_or(|(count, _)| count > MAX_KEPT as u64) {
             return;
         }
@@ -132,26 +164,23 @@ impl Watch {
             Ok(Err(error)) => return tracing::warn!(%error, "cannot list connections; some may not be known"),
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         };
-        let known = self.known.clone();
-        let now = now();
-        let ended = known.locked().set_open(&flows, |address| self.pod(address), now);
+        let ended = self.set_open(flows);
         self.log(&ended);
     }
 
-    /// The client with an address.
-    fn pod(&mut self, address: IpAddr) -> Option<Arc<Pod>> {
+    /// Forgets the names of those that are no clients any more.
+    fn forget_pods(&mut self) {
         let pods = &mut self.pods;
-        self.shared.registry(|registry| {
-            let Some(owner) = registry.owners().get(&address) else {
-                return registry.adopted().contains(&address).then(Arc::default);
-            };
-            let (namespace, name) = (&owner.client.namespace, &owner.client.name);
-            let pod = pods.entry(address).or_default();
-            if (&pod.namespace, &pod.name) != (namespace, name) {
-                *pod = Arc::new(Pod { namespace: namespace.clone(), name: name.clone() });
-            }
-            Some(Arc::clone(pod))
-        })
+        self.shared.read(|registry| pods.retain(|address, _| registry.owners().contains_key(address)));
+    }
+
+    /// Takes all connections that the kernel has. Returns those that have ended unheard.
+    fn set_open(&mut self, mut flows: Vec<Flow>) -> Vec<Connection> {
+        let Self { shared, known, pods, copies, .. } = self;
+        copies.keep(&flows, &shared.floating());
+        flows.retain(|flow| !copies.has(flow));
+        let mut connections = known.locked();
+        shared.read(|registry| connections.set_open(&flows, |address| pod(registry, pods, address), now()))
     }
 
     fn log(&self, ended: &[Connection]) {
@@ -180,6 +209,19 @@ impl Watch {
             );
         }
     }
+}
+
+/// The client with an address.
+fn pod(registry: &Registry, pods: &mut HashMap<IpAddr, Arc<Pod>>, address: IpAddr) -> Option<Arc<Pod>> {
+    let Some(owner) = registry.owners().get(&address) else {
+        return registry.adopted().contains(&address).then(Arc::default);
+    };
+    let (namespace, name) = (&owner.client.namespace, &owner.client.name);
+    let pod = pods.entry(address).or_default();
+    if (&pod.namespace, &pod.name) != (namespace, name) {
+        *pod = Arc::new(Pod { namespace: namespace.clone(), name: name.clone() });
+    }
+    Some(Arc::clone(pod))
 }
 
 fn now() -> Millis {

@@ -1,0 +1,48 @@
+//! Which connections of the kernel are copies of other gateways' connections (`sync`). Pure.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use fairlead_netlink::conntrack::Flow;
+
+use crate::shared::Floating;
+
+/// Addresses that the connections of other gateways are translated to.
+#[derive(Debug, Default)]
+pub(super) struct Copies(BTreeSet<IpAddr>);
+
+/// What has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Change {
+    /// The gateway has taken an address, with its connections.
+    pub(super) is_any_taken: bool,
+}
+
+impl Copies {
+    /// The addresses.
+    pub(super) fn addresses(&self) -> &BTreeSet<IpAddr> {
+        &self.0
+    }
+
+    /// Whether it is a connection of another gateway.
+    pub(super) fn has(&self, flow: &Flow) -> bool {
+        self.0.contains(&flow.reply.destination)
+    }
+
+    /// The gateway holds these addresses now. An address that has left the Egress meanwhile stays until [`Self::keep`]: its copies are
+    /// deleted after that. `None` if nothing has changed.
+    pub(super) fn follow(&mut self, floating: &Floating) -> Option<Change> {
+        let before = self.0.len();
+        self.0.retain(|address| !floating.held.contains(address));
+        let is_any_taken = self.0.len() < before;
+        let left = self.0.len();
+        self.0.extend(&floating.not_held);
+        (is_any_taken || self.0.len() > left).then_some(Change { is_any_taken })
+    }
+
+    /// Forgets addresses that have left the Egress and of which the kernel has no connection: it has these.
+    pub(super) fn keep(&mut self, flows: &[Flow], floating: &Floating) {
+        let used: BTreeSet<IpAddr> = flows.iter().map(|flow| flow.reply.destination).collect();
+        self.0.retain(|address| used.contains(address) || floating.not_held.contains(address));
+    }
+}
