@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -41,6 +41,15 @@ fn spec(bed: &Bed) -> Value {
     let objects = bed.objects.lock().unwrap();
     let lease = objects.iter().find(|(_, object)| object["metadata"]["name"] == "nat-source-0");
     lease.unwrap().1["spec"].clone()
+}
+
+/// Another gateway has taken the slot.
+fn give_to(bed: &Bed, holder: &str, term: u32) {
+    let mut objects = bed.objects.lock().unwrap();
+    let lease = objects.iter_mut().find(|(_, object)| object["metadata"]["name"] == "nat-source-0");
+    let lease = &mut lease.unwrap().1;
+    lease["spec"] = json!({ "holderIdentity": holder, "leaseTransitions": term });
+    lease["metadata"]["resourceVersion"] = json!((1000 + term).to_string());
 }
 
 /// What the server sees as the source of a new flow of the client, in each family.
@@ -99,14 +108,7 @@ fn a_gateway_without_a_slot_is_a_standby_until_the_holder_is_silent_and_releases
     let mut bed = bed();
     let _node = bed.registered();
     until_held(&bed, Duration::from_secs(20));
-    let change = |spec: Value| {
-        let mut objects = bed.objects.lock().unwrap();
-        let lease = objects.iter_mut().find(|(_, object)| object["metadata"]["name"] == "nat-source-0");
-        let lease = &mut lease.unwrap().1;
-        lease["spec"] = spec;
-        lease["metadata"]["resourceVersion"] = json!("1000");
-    };
-    change(json!({ "holderIdentity": "nat-2", "leaseTransitions": 7 }));
+    give_to(&bed, "nat-2", 7);
     bed.wait("standby", Duration::from_secs(8), || seen(&bed) == [None; 2]);
     let taken = until_held(&bed, Duration::from_secs(8));
     println!("taken {taken:?} after the first flow without it");
@@ -124,4 +126,42 @@ fn a_gateway_without_a_slot_is_a_standby_until_the_holder_is_silent_and_releases
     assert!(ended, "after 40 s");
     assert_eq!(spec(&bed)["holderIdentity"], Value::Null);
     assert_eq!(bed.leaked(), 0);
+}
+
+#[test]
+fn copies_of_connections_go_with_the_source_addresses_of_the_egress() {
+    let bed = bed();
+    let _node = bed.registered();
+    until_held(&bed, Duration::from_secs(20));
+    let copies = || {
+        let list = |family: &str, address: &str| {
+            bed.gateway.sh(&format!("conntrack -L -f {family} --reply-dst {address} 2>/dev/null"))
+        };
+        [list("ipv4", FLOATING[0]), list("ipv6", FLOATING[1])].map(|text| text.lines().count())
+    };
+    assert!(copies().iter().all(|count| *count > 0));
+    // Another one takes it again and again: it would lose it to this one by its silence.
+    let mut terms = (7..).step_by(10);
+    let mut wait = |what: &str, is_so: &dyn Fn() -> bool| {
+        let mut given = Instant::now();
+        give_to(&bed, "nat-2", terms.next().unwrap());
+        bed.wait(what, Duration::from_secs(10), || {
+            if given.elapsed() > Duration::from_secs(1) {
+                given = Instant::now();
+                give_to(&bed, "nat-2", terms.next().unwrap());
+            }
+            is_so()
+        });
+    };
+    wait("copies", &|| bed.metric("coil_egress_flow_copies") > 0);
+    assert!(copies().iter().all(|count| *count > 0));
+    let mut objects = bed.objects.lock().unwrap();
+    for (_, object) in objects.iter_mut().filter(|(of, _)| *of == "egresses") {
+        object["spec"].as_object_mut().unwrap().remove("sourceAddresses");
+        object["status"] = json!({});
+        object["metadata"]["resourceVersion"] = json!("1001");
+    }
+    drop(objects);
+    wait("the end of the copies", &|| copies() == [0, 0]);
+    assert_eq!(bed.metric("coil_egress_flow_copies"), 0);
 }
