@@ -115,10 +115,10 @@ pub fn plan(
         }
         plan.waits = true;
         let is_own = |other: &&str| plan.delete.iter().any(|lease| full_name(lease) == **other);
-        let others = addresses.iter().filter_map(|address| {
+        let mut others = addresses.iter().filter_map(|address| {
             Some((address, resting.lease_of(*address).filter(|other| !is_own(other))?))
         });
-        let blocked = others.last().map(|(address, other)| {
+        let blocked = others.next().map(|(address, other)| {
             format!("the Lease {other} has {address}: delete it once no gateway that knows it is left")
         });
         plan.blocked = blocked.or(plan.blocked);
