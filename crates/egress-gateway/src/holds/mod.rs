@@ -321,7 +321,7 @@ impl Holds {
 
 /// The last thing before the program ends: what it holds is out of use, then free.
 pub(crate) async fn finish(machine: &Machine, table: &SourceTable, leases: &Leases, shared: &Shared) {
-    let writes = machine.with(|hold, now| hold.abandon(now));
+    let writes = machine.with(|hold, now| hold.give_up_all(now));
     let table = table.clone();
     let emptied = tokio::task::spawn_blocking(move || table.hold(BTreeMap::new())).await;
     shared.set_held(Vec::new());

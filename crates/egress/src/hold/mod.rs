@@ -41,6 +41,8 @@ pub const PROMISE: Duration = Duration::from_secs(2);
 pub const HEARTBEAT: Duration = Duration::from_millis(250);
 /// A member that has not answered for this long is not reachable.
 pub const SILENCE: Duration = Duration::from_millis(700);
+/// After a write of a Lease has succeeded, the API server is expected to take another one for this long.
+const WRITABLE: Duration = Duration::from_secs(1);
 /// Interval of writes of a Lease.
 pub const WRITE: Duration = Duration::from_millis(500);
 /// How long a gateway must be a member before it takes a slot that was not released: others may hear of it late.
@@ -262,7 +264,7 @@ impl Hold {
     pub fn undecided(&self) -> BTreeSet<u32> {
         let is_undecided = |slot: &Slot| {
             let may_be_own = slot.lease.as_ref().is_none_or(|lease| lease.holder.as_ref() == Some(&self.own));
-            may_be_own && slot.taken.is_none() && !slot.is_leaving() && !self.draining
+            may_be_own && slot.taken.is_none() && !slot.is_given_up() && !self.draining
         };
         let slots = self.slots.iter().filter(|(_, slot)| is_undecided(slot));
         slots.map(|(number, _)| *number).collect()
@@ -274,7 +276,7 @@ impl Hold {
         if !self.is_known {
             return actions;
         }
-        self.let_go(now);
+        self.hand_over(now);
         let own = (self.is_able() && self.complete, self.count(now));
         let numbers: Vec<u32> = self.slots.keys().copied().collect();
         for number in numbers {
@@ -290,12 +292,12 @@ impl Hold {
     }
 
     /// Releases all slots, as the last thing before the end. The caller stops their use, then tries the writes once.
-    pub fn abandon(&mut self, now: Duration) -> Vec<Write> {
+    pub fn give_up_all(&mut self, now: Duration) -> Vec<Write> {
         self.draining = true;
         let mut writes = Vec::new();
         for (number, slot) in &mut self.slots {
             if slot.claim.is_some() {
-                slot.leave(None);
+                slot.give_up(None);
             }
             slot.wrote = None;
             writes.extend(slot.release(*number, now));
@@ -333,20 +335,21 @@ impl Hold {
         member.ready_since = ready.then(|| member.ready_since.unwrap_or(now));
     }
 
-    /// Gives up slots that another gateway should have.
-    fn let_go(&mut self, now: Duration) {
+    /// Hands slots over that another gateway should have.
+    fn hand_over(&mut self, now: Duration) {
+        self.slots.values_mut().for_each(|slot| slot.is_to_go = false);
         if self.draining || self.ready == Some(false) {
-            let heirs = self.heirs(Duration::ZERO, now);
-            let claimed = self.slots.values_mut().filter(|slot| slot.claim.is_some());
-            for (slot, (_, heir)) in claimed.zip(heirs.iter().cycle()) {
-                slot.leave(Some(heir.clone()));
+            let successors = self.successors(Duration::ZERO, now);
+            let own = self.slots.values_mut().filter(|slot| slot.claim.is_some() || slot.is_given_up());
+            for (slot, (_, successor)) in own.zip(successors.iter().cycle()) {
+                slot.hand_over(successor, now);
             }
             return;
         }
         let own = self.count(now);
-        let idle = self.heirs(SETTLED, now).into_iter().find(|(held, _)| *held == 0);
-        // One at a time: what the heir holds then is known with its next heartbeat.
-        let (Some((_, heir)), true, false) = (idle, own >= 2, self.slots.values().any(Slot::is_leaving))
+        let idle = self.successors(SETTLED, now).into_iter().find(|(held, _)| *held == 0);
+        // One at a time: what the successor holds then is known with its next heartbeat.
+        let (Some((_, successor)), true, false) = (idle, own >= 2, self.slots.values().any(Slot::is_given_up))
         else {
             return;
         };
@@ -354,20 +357,20 @@ impl Hold {
             slot.claim.is_some() && slot.taken.is_none_or(|at| now >= at.saturating_add(SETTLED))
         };
         if let Some(slot) = self.slots.values_mut().rev().find(is_settled) {
-            slot.leave(Some(heir));
+            slot.hand_over(&successor, now);
         }
     }
 
     /// Members that have been able to take slots for this long, with how many they hold, those with the fewest first.
-    fn heirs(&self, settled: Duration, now: Duration) -> Vec<(u32, String)> {
+    fn successors(&self, settled: Duration, now: Duration) -> Vec<(u32, String)> {
         let is_settled = |member: &Member| {
             let since = member.ready_since.filter(|_| is_heard(member, now));
             since.is_some_and(|since| now >= since.saturating_add(settled))
         };
         let able = self.members.iter().filter(|(_, member)| is_settled(member));
-        let mut heirs: Vec<_> = able.map(|(name, member)| (member.held, name.clone())).collect();
-        heirs.sort();
-        heirs
+        let mut successors: Vec<_> = able.map(|(name, member)| (member.held, name.clone())).collect();
+        successors.sort();
+        successors
     }
 
     /// The write of a slot's Lease that is due.
@@ -378,7 +381,7 @@ impl Hold {
         if slot.in_flight.is_some() {
             return None;
         }
-        if slot.is_leaving() {
+        if slot.is_given_up() {
             return slot.release(number, now);
         }
         let is_due = slot.wrote.is_none_or(|at| now >= at.saturating_add(WRITE));
@@ -386,7 +389,7 @@ impl Hold {
         if slot.claim.is_some() {
             let oldest = slot.oldest(&self.members, now);
             let is_silent = oldest.is_none_or(|at| now >= at.saturating_add(SILENCE));
-            return if is_silent && is_due {
+            return if (is_silent || slot.is_to_go) && is_due {
                 slot.begin(WriteKind::Renew, number, Some(own), None, now)
             } else {
                 None
@@ -411,10 +414,10 @@ impl Hold {
                 None
             };
         }
-        let is_heir = lease.successor.as_ref() == Some(&own);
+        let is_successor = lease.successor.as_ref() == Some(&own);
         let able_since = *slot.able_since.get_or_insert(now);
-        let delay = if is_heir { Duration::ZERO } else { delay };
-        let is_time = now >= able_since.saturating_add(delay) && (is_due || is_heir);
+        let delay = if is_successor { Duration::ZERO } else { delay };
+        let is_time = now >= able_since.saturating_add(delay) && (is_due || is_successor);
         if is_time { slot.begin(WriteKind::Take, number, Some(own), None, now) } else { None }
     }
 
@@ -443,8 +446,8 @@ impl Hold {
             return since(slot.seen_at) >= PROMISE && since(joined) >= JOIN;
         }
         match &lease.successor {
-            Some(heir) if *heir != self.own => {
-                let answers = self.members.get(heir).is_some_and(|member| is_heard(member, now));
+            Some(successor) if *successor != self.own => {
+                let answers = self.members.get(successor).is_some_and(|member| is_heard(member, now));
                 !answers || since(slot.seen_at) >= SUCCESSION
             }
             _ => true,
@@ -479,7 +482,7 @@ impl Hold {
 
     /// Whether it claims a slot, be it valid or not, or is handing one over.
     pub fn is_involved(&self) -> bool {
-        self.slots.values().any(|slot| slot.claim.is_some() || slot.is_leaving())
+        self.slots.values().any(|slot| slot.claim.is_some() || slot.is_given_up())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Cause, Lease, Member, Outcome, PROMISE, Report, VALIDITY, WRITE, Write, WriteKind};
+use super::{Cause, Lease, Member, Outcome, PROMISE, Report, VALIDITY, WRITABLE, WRITE, Write, WriteKind};
 
 /// Not to take the slot from a holder.
 #[derive(Debug, Clone)]
@@ -27,6 +27,8 @@ pub(super) struct Slot {
     pub(super) taken: Option<Duration>,
     /// When the last successful write began.
     renewed: Option<Duration>,
+    /// When the last write was answered, if it succeeded.
+    answered: Option<Duration>,
     /// By member: when the last heartbeat was sent that it has answered with a promise for this claim.
     pub(super) acked: BTreeMap<String, Duration>,
     /// A write that has had no outcome yet.
@@ -37,8 +39,10 @@ pub(super) struct Slot {
     pub(super) wrote: Option<Duration>,
     /// Since when only the order among gateways keeps this one from taking it.
     pub(super) able_since: Option<Duration>,
+    /// Another gateway is to have it, once the API server is known to take writes.
+    pub(super) is_to_go: bool,
     /// It was given up, and the Lease does not say so yet; to whom.
-    leaving: Option<Option<String>>,
+    given_up: Option<Option<String>>,
 }
 
 impl Slot {
@@ -59,7 +63,7 @@ impl Slot {
         self.seen_at = now;
         self.able_since = None;
         if lease.holder.as_deref() != Some(own) {
-            self.leaving = None;
+            self.given_up = None;
             self.lose();
         }
         self.lease = Some(lease);
@@ -139,23 +143,34 @@ impl Slot {
         confirmed.map_or(Duration::ZERO, |at| at.saturating_add(VALIDITY))
     }
 
-    pub(super) fn is_leaving(&self) -> bool {
-        self.leaving.is_some()
+    pub(super) fn is_given_up(&self) -> bool {
+        self.given_up.is_some()
+    }
+
+    /// Gives the slot up to another gateway if the API server has just taken a write of its Lease, and else has that tried first: what was
+    /// given up and cannot be released would be held by no gateway.
+    pub(super) fn hand_over(&mut self, successor: &str, now: Duration) {
+        let is_writable = self.answered.is_some_and(|at| now < at.saturating_add(WRITABLE));
+        match (self.claim, is_writable && self.in_flight.is_none()) {
+            (None, _) => {}
+            (Some(_), true) => self.give_up(Some(successor.to_owned())),
+            (Some(_), false) => self.is_to_go = true,
+        }
     }
 
     /// Gives the slot up.
-    pub(super) fn leave(&mut self, heir: Option<String>) {
+    pub(super) fn give_up(&mut self, successor: Option<String>) {
         self.lose();
-        self.leaving = Some(heir);
+        self.given_up = Some(successor);
         // The first write does not wait for the interval of renewals.
         self.wrote = None;
     }
 
     /// The write that says that the slot was given up.
     pub(super) fn release(&mut self, number: u32, now: Duration) -> Option<Write> {
-        let heir = self.leaving.clone()?;
+        let successor = self.given_up.clone()?;
         let is_due = self.wrote.is_none_or(|at| now >= at.saturating_add(WRITE));
-        if is_due { self.begin(WriteKind::Release, number, None, heir, now) } else { None }
+        if is_due { self.begin(WriteKind::Release, number, None, successor, now) } else { None }
     }
 
     /// Begins a write.
@@ -184,6 +199,7 @@ impl Slot {
         now: Duration,
     ) -> Option<Cause> {
         self.in_flight = None;
+        self.answered = None;
         let version = match outcome {
             Outcome::Done(version) => version,
             Outcome::Refused => {
@@ -197,12 +213,13 @@ impl Slot {
             }
         };
         let before = self.lease.clone();
-        let is_leaving = self.leaving.clone();
+        let is_given_up = self.given_up.clone();
         let Write { holder, term, successor, .. } = write.clone();
         self.seen(own, Some(Lease { version, holder, term, successor }), now);
         let is_current = self.lease.as_ref().is_some_and(|lease| lease.version == version);
         let holds = matches!(write.kind, WriteKind::Renew | WriteKind::Take) && is_current;
-        if !holds || is_leaving.is_some() || term < self.term {
+        self.answered = is_current.then_some(now);
+        if !holds || is_given_up.is_some() || term < self.term {
             return None;
         }
         self.renewed = self.renewed.max(Some(write.began));

@@ -106,6 +106,51 @@ fn a_restart_keeps_the_hold_and_a_drain_hands_it_over() {
     assert!(simulation.longest_gap_since(2000) < 300);
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    #[test]
+    fn without_the_api_server_a_slot_stays_held_also_where_its_holder_is_to_hand_it_over(
+        settings in settings(), drains in any::<bool>(),
+    ) {
+        let mut simulation = Simulation::new(&settings);
+        simulation.run(40_000)?;
+        simulation.is_held()?;
+        let holder = simulation.holder(0).unwrap_or(0);
+        simulation.fault(Fault::Isolate(GATEWAYS));
+        simulation.run(500)?;
+        simulation.fault(if drains { Fault::Drain(holder) } else { Fault::Ready(holder, false) });
+        simulation.run(10_000)?;
+        prop_assert_eq!(simulation.holder(0), Some(holder));
+        prop_assert!(simulation.longest_gap_since(10_000) < 20, "{simulation:?}");
+        simulation.fault(Fault::Heal);
+        simulation.run(3000)?;
+        prop_assert_ne!(simulation.holder(0), Some(holder));
+        simulation.is_held()?;
+        prop_assert!(simulation.longest_gap_since(3000) < 300, "{simulation:?}");
+    }
+}
+
+#[test]
+fn without_the_api_server_slots_are_not_shared() {
+    let mut simulation = Simulation::new(&Settings { seed: 3, slots: 3, drift: vec![0; GATEWAYS] });
+    simulation.fault(Fault::Crash(1));
+    simulation.fault(Fault::Crash(2));
+    simulation.run(20_000).unwrap();
+    assert!((0..3).all(|slot| simulation.holder(slot) == Some(0)), "{simulation:?}");
+    simulation.fault(Fault::Start(1));
+    simulation.fault(Fault::Start(2));
+    simulation.run(5000).unwrap();
+    simulation.fault(Fault::Isolate(GATEWAYS));
+    simulation.run(20_000).unwrap();
+    assert!((0..3).all(|slot| simulation.holder(slot) == Some(0)), "{simulation:?}");
+    assert!(simulation.longest_gap_since(20_000) < 20, "{simulation:?}");
+    simulation.fault(Fault::Heal);
+    simulation.run(20_000).unwrap();
+    let holders: BTreeSet<_> = (0..3).map(|slot| simulation.holder(slot)).collect();
+    assert_eq!(holders.len(), 3, "{simulation:?}");
+}
+
 #[test]
 fn nothing_is_written_while_all_gateways_are_there_and_slots_are_shared() {
     let settings = Settings { seed: 1, slots: 3, drift: vec![0; GATEWAYS] };
