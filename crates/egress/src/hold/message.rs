@@ -1,6 +1,6 @@
 //! What gateways say to each other, and what they read and write at the API server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// A gateway says that it holds a slot, and asks for a promise not to take it.
@@ -12,6 +12,19 @@ pub struct Claim {
     pub term: u64,
 }
 
+/// What a gateway says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Condition {
+    /// Whether it may take slots.
+    pub ready: bool,
+    /// Whether the network behind it answers. If not, others come first.
+    pub healthy: bool,
+    /// How many slots it holds.
+    pub held: u32,
+    /// Slots of which it has a full copy of the holder's connections.
+    pub copies: BTreeSet<u32>,
+}
+
 /// What a gateway sends to all others, every [`super::HEARTBEAT`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Heartbeat {
@@ -19,10 +32,8 @@ pub struct Heartbeat {
     pub sequence: u64,
     /// What it claims.
     pub claims: Vec<Claim>,
-    /// Whether it may take slots.
-    pub ready: bool,
-    /// How many slots it holds.
-    pub held: u32,
+    /// See there.
+    pub condition: Condition,
 }
 
 /// The answer to a heartbeat.
@@ -30,10 +41,8 @@ pub struct Heartbeat {
 pub struct Answer {
     /// That of the heartbeat.
     pub sequence: u64,
-    /// Whether its sender may take slots.
-    pub ready: bool,
-    /// How many slots its sender holds.
-    pub held: u32,
+    /// See there.
+    pub condition: Condition,
     /// Of each slot that its sender knows.
     pub slots: BTreeMap<u32, Report>,
 }
@@ -52,7 +61,7 @@ pub struct Report {
 /// A slot's Lease.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Lease {
-    /// `metadata.resourceVersion`, which grows (KEP-5504).
+    /// `metadata.resourceVersion`, which grows (KEP-5504) unless etcd is restored from a backup.
     pub version: u64,
     /// `spec.holderIdentity`; `None` if it was released, or never held.
     pub holder: Option<String>,

@@ -15,12 +15,18 @@
 //! So while all gateways are there nothing is written, and without the API server the holder stays the holder. The difference of 0.2 s is for
 //! clocks that run at different speeds (up to 5 %).
 //!
-//! The caller tells what it hears ([`Hold::lease`], [`Hold::members`], [`Hold::heartbeat`], [`Hold::answer`], [`Hold::written`]), and calls
-//! [`Hold::tick`] every 50 ms or so. What [`Hold::held`] no longer has must be out of use before the writes of that tick begin.
+//! The caller tells what it hears ([`Hold::lease`], [`Hold::read`], [`Hold::members`], [`Hold::heartbeat`], [`Hold::answer`],
+//! [`Hold::written`]), and calls [`Hold::tick`] every 50 ms or so. What [`Hold::held`] no longer has must be out of use before the writes of
+//! that tick begin.
+//!
+//! Terms are those of Leases. What a member says of a term that this gateway has not read counts until a promise for it is over and another
+//! version of the Lease is seen, and not at all for a slot that this gateway holds. A member can keep slots from the others, as by taking them, for which it has the
+//! right; once it is gone, nothing of what it said is left.
 //!
 //! One case is open: a gateway that starts while its holder hears neither from the API server nor from the new gateway. The holder does not know
 //! it, so does not need its promise, and [`JOIN`] later the new one may take the slot, unless a member that it reaches has promised it.
 
+mod handover;
 mod message;
 mod slot;
 #[cfg(test)]
@@ -29,7 +35,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-pub use message::{Answer, Claim, Heartbeat, Lease, Outcome, Report, Write, WriteKind};
+pub use message::{Answer, Claim, Condition, Heartbeat, Lease, Outcome, Report, Write, WriteKind};
 
 use slot::Slot;
 
@@ -47,18 +53,18 @@ const WRITABLE: Duration = Duration::from_secs(1);
 pub const WRITE: Duration = Duration::from_millis(500);
 /// How long a gateway must be a member before it takes a slot that was not released: others may hear of it late.
 pub const JOIN: Duration = Duration::from_secs(4);
-/// How long a gateway must have been ready before another one hands a slot over to it, to share the slots.
-const SETTLED: Duration = Duration::from_secs(10);
 /// How long others leave a released slot to the gateway that was named.
 const SUCCESSION: Duration = Duration::from_millis(700);
-/// A gateway takes slots later for each one that it holds, by its place among the names of those that hold as many, and if its copy of the
-/// connections is not complete; up to a limit.
+/// A gateway takes a slot later for each one that it holds, by its place among the names of those that hold as many, and if it has no copy of
+/// the slot's connections; up to a limit.
 const DELAY_HELD: Duration = Duration::from_millis(150);
 const DELAY_PLACE: Duration = Duration::from_millis(50);
-const DELAY_INCOMPLETE: Duration = Duration::from_millis(200);
+const DELAY_NO_COPY: Duration = Duration::from_millis(200);
 const DELAY_LIMIT: Duration = Duration::from_millis(400);
 /// Heartbeats whose answers count.
 const REMEMBERED: u64 = 16;
+/// The greatest term that a Lease can have (`spec.leaseTransitions` is an int32). Then it stays the same with further holders.
+const MAX_TERM: u64 = i32::MAX.unsigned_abs() as u64;
 
 /// What is known of another gateway.
 #[derive(Debug, Clone, Default)]
@@ -67,7 +73,10 @@ struct Member {
     heard: Option<Duration>,
     /// Since when it has been ready to take slots.
     ready_since: Option<Duration>,
+    is_healthy: bool,
     held: u32,
+    /// Slots of which it has a copy of the connections.
+    copies: BTreeSet<u32>,
     /// By slot: what it has promised to others, or holds itself.
     blocks: BTreeMap<u32, Block>,
 }
@@ -122,10 +131,10 @@ pub struct Hold {
     sequence: u64,
     /// When heartbeats were sent.
     sent: BTreeMap<u64, Duration>,
-    /// `None` until this program knows.
-    ready: Option<bool>,
+    /// `None` until the data path can forward.
+    healthy: Option<bool>,
     draining: bool,
-    complete: bool,
+    copies: BTreeSet<u32>,
     /// How slots were got since this was asked last.
     taken: Vec<(u32, Cause)>,
 }
@@ -141,9 +150,9 @@ impl Hold {
             slots: BTreeMap::new(),
             sequence: 0,
             sent: BTreeMap::new(),
-            ready: None,
+            healthy: None,
             draining: false,
-            complete: false,
+            copies: BTreeSet::new(),
             taken: Vec::new(),
         }
     }
@@ -156,10 +165,11 @@ impl Hold {
         }
     }
 
-    /// Whether the data path can forward. A gateway that is not ready hands its slots over, if it can; one of which that has not been said yet
-    /// keeps what its earlier process held.
-    pub fn set_ready(&mut self, ready: bool) {
-        self.ready = Some(ready);
+    /// The data path can forward; whether the network behind it answers. A gateway that is not healthy hands its slots over to one that is, and
+    /// takes a slot only while no gateway that answers is healthy. One of which this has not been said yet takes none, and keeps what its earlier
+    /// process held.
+    pub fn set_healthy(&mut self, healthy: bool) {
+        self.healthy = Some(healthy);
     }
 
     /// The gateway is to end: it hands its slots over and takes none.
@@ -167,9 +177,9 @@ impl Hold {
         self.draining = true;
     }
 
-    /// Whether the copy of the connections of others is as complete as it can be.
-    pub fn set_complete(&mut self, complete: bool) {
-        self.complete = complete;
+    /// The slots of others of which this gateway has a full copy of the connections.
+    pub fn set_copies(&mut self, copies: BTreeSet<u32>) {
+        self.copies = copies;
     }
 
     /// The gateways that there are, as the API server says.
@@ -190,28 +200,34 @@ impl Hold {
         }
     }
 
-    /// The Lease of a slot, as the API server says; `None` if there is none, so that no gateway may hold it.
-    pub fn lease(&mut self, slot: u32, lease: Option<Lease>, now: Duration) {
-        if let Some(slot) = self.slots.get_mut(&slot) {
+    /// The Lease of a slot, as a watch shows it; `None` if there is none, so that no gateway may hold it. Returns whether it differs from a
+    /// known one and is not newer. Then the watch is late, or etcd was restored from a backup, which [`Hold::read`] decides.
+    pub fn lease(&mut self, slot: u32, lease: Option<Lease>, now: Duration) -> bool {
+        self.slots.get_mut(&slot).is_some_and(|slot| {
+            let is_doubtful = lease.as_ref().is_some_and(|lease| slot.is_older(lease));
             slot.seen(&self.own, lease, now);
+            is_doubtful
+        })
+    }
+
+    /// The Lease of a slot, as a consistent read shows it that began then.
+    pub fn read(&mut self, slot: u32, lease: Option<Lease>, began: Duration, now: Duration) {
+        if let Some(slot) = self.slots.get_mut(&slot) {
+            slot.read(&self.own, lease, began, now);
         }
     }
 
     /// Answers a heartbeat of another gateway.
     pub fn heartbeat(&mut self, from: &str, heartbeat: &Heartbeat, now: Duration) -> Answer {
-        self.hear(from, heartbeat.ready, heartbeat.held, now);
-        let mut answer = Answer {
-            sequence: heartbeat.sequence,
-            ready: self.is_able() && self.complete,
-            held: self.count(now),
-            slots: BTreeMap::new(),
-        };
+        self.hear(from, &heartbeat.condition, now);
+        let condition = self.condition(now);
+        let mut answer = Answer { sequence: heartbeat.sequence, condition, slots: BTreeMap::new() };
         for (number, slot) in &mut self.slots {
             let claim = heartbeat.claims.iter().find(|claim| claim.slot == *number);
-            let promised = claim.is_some_and(|claim| slot.promise(claim.term, from, now));
+            let promised = claim.is_some_and(|claim| slot.promise(claim.term, from, &self.members, now));
             let until = slot.blocked(&self.members, now);
             let blocked = until.map(|until| until.saturating_sub(now));
-            answer.slots.insert(*number, Report { term: slot.term, promised, blocked });
+            answer.slots.insert(*number, Report { term: slot.term(), promised, blocked });
         }
         answer
     }
@@ -219,10 +235,10 @@ impl Hold {
     /// The answer of another gateway to a heartbeat of this one.
     pub fn answer(&mut self, from: &str, answer: &Answer, now: Duration) {
         let Some(sent) = self.sent.get(&answer.sequence).copied() else { return };
-        self.hear(from, answer.ready, answer.held, now);
+        self.hear(from, &answer.condition, now);
         let Some(member) = self.members.get_mut(from) else { return };
         member.blocks.clear();
-        for (number, report) in &answer.slots {
+        for (number, report) in answer.slots.iter().filter(|(_, report)| report.term <= MAX_TERM) {
             if let Some(left) = report.blocked {
                 member.blocks.insert(*number, Block { term: report.term, until: now.saturating_add(left) });
             }
@@ -277,7 +293,7 @@ impl Hold {
             return actions;
         }
         self.hand_over(now);
-        let own = (self.is_able() && self.complete, self.count(now));
+        let condition = self.condition(now);
         let numbers: Vec<u32> = self.slots.keys().copied().collect();
         for number in numbers {
             if let Some(write) = self.write(number, now) {
@@ -286,7 +302,7 @@ impl Hold {
         }
         let is_due = self.sent.last_key_value().is_none_or(|(_, sent)| now >= sent.saturating_add(HEARTBEAT));
         if is_due && !self.members.is_empty() {
-            actions.heartbeat = Some(self.beat(own, now));
+            actions.heartbeat = Some(self.beat(condition, now));
         }
         actions
     }
@@ -305,7 +321,7 @@ impl Hold {
         writes
     }
 
-    fn beat(&mut self, (ready, held): (bool, u32), now: Duration) -> Heartbeat {
+    fn beat(&mut self, condition: Condition, now: Duration) -> Heartbeat {
         self.sequence = self.sequence.saturating_add(1);
         self.sent.insert(self.sequence, now);
         self.sent.retain(|sequence, _| sequence.saturating_add(REMEMBERED) > self.sequence);
@@ -316,66 +332,41 @@ impl Hold {
             let is_of_use = slot.valid_until(&self.members, now) > now || all_answer;
             is_of_use.then_some(Claim { slot: *number, term })
         });
-        Heartbeat { sequence: self.sequence, claims: claims.collect(), ready, held }
+        Heartbeat { sequence: self.sequence, claims: claims.collect(), condition }
     }
 
     /// Whether it may take slots.
     fn is_able(&self) -> bool {
-        self.ready == Some(true) && !self.draining && self.joined.is_some()
+        self.healthy.is_some() && !self.draining && self.joined.is_some()
+    }
+
+    fn condition(&self, now: Duration) -> Condition {
+        Condition {
+            ready: self.is_able(),
+            healthy: self.healthy != Some(false),
+            held: self.count(now),
+            copies: self.copies.clone(),
+        }
     }
 
     fn count(&self, now: Duration) -> u32 {
         u32::try_from(self.held(now).len()).unwrap_or(u32::MAX)
     }
 
-    fn hear(&mut self, from: &str, ready: bool, held: u32, now: Duration) {
+    fn hear(&mut self, from: &str, condition: &Condition, now: Duration) {
         let Some(member) = self.members.get_mut(from) else { return };
         member.heard = Some(now);
-        member.held = held;
-        member.ready_since = ready.then(|| member.ready_since.unwrap_or(now));
-    }
-
-    /// Hands slots over that another gateway should have.
-    fn hand_over(&mut self, now: Duration) {
-        self.slots.values_mut().for_each(|slot| slot.is_to_go = false);
-        if self.draining || self.ready == Some(false) {
-            let successors = self.successors(Duration::ZERO, now);
-            let own = self.slots.values_mut().filter(|slot| slot.claim.is_some() || slot.is_given_up());
-            for (slot, (_, successor)) in own.zip(successors.iter().cycle()) {
-                slot.hand_over(successor, now);
-            }
-            return;
-        }
-        let own = self.count(now);
-        let idle = self.successors(SETTLED, now).into_iter().find(|(held, _)| *held == 0);
-        // One at a time: what the successor holds then is known with its next heartbeat.
-        let (Some((_, successor)), true, false) = (idle, own >= 2, self.slots.values().any(Slot::is_given_up))
-        else {
-            return;
-        };
-        let is_settled = |slot: &&mut Slot| {
-            slot.claim.is_some() && slot.taken.is_none_or(|at| now >= at.saturating_add(SETTLED))
-        };
-        if let Some(slot) = self.slots.values_mut().rev().find(is_settled) {
-            slot.hand_over(&successor, now);
-        }
-    }
-
-    /// Members that have been able to take slots for this long, with how many they hold, those with the fewest first.
-    fn successors(&self, settled: Duration, now: Duration) -> Vec<(u32, String)> {
-        let is_settled = |member: &Member| {
-            let since = member.ready_since.filter(|_| is_heard(member, now));
-            since.is_some_and(|since| now >= since.saturating_add(settled))
-        };
-        let able = self.members.iter().filter(|(_, member)| is_settled(member));
-        let mut successors: Vec<_> = able.map(|(name, member)| (member.held, name.clone())).collect();
-        successors.sort();
-        successors
+        member.ready_since = condition.ready.then(|| member.ready_since.unwrap_or(now));
+        member.is_healthy = condition.healthy;
+        member.held = condition.held;
+        // Members may name any slots.
+        member.copies =
+            condition.copies.iter().filter(|slot| self.slots.contains_key(slot)).copied().collect();
     }
 
     /// The write of a slot's Lease that is due.
     fn write(&mut self, number: u32, now: Duration) -> Option<Write> {
-        let (delay, may_take) = (self.delay(now), self.may_take(number, now));
+        let (delay, may_take) = (self.delay(number, now), self.may_take(number, now));
         let (draining, own) = (self.draining, self.own.clone());
         let slot = self.slots.get_mut(&number)?;
         if slot.in_flight.is_some() {
@@ -397,7 +388,7 @@ impl Hold {
         }
         if lease.holder.as_ref() == Some(&own) {
             // This gateway has it from before its program started, or by a write without an answer. It may have made a promise since.
-            if !is_due || slot.has_promised(now) {
+            if !is_due || slot.promised(now).is_some() {
                 return None;
             }
             return match draining {
@@ -425,7 +416,7 @@ impl Hold {
     fn may_take(&self, number: u32, now: Duration) -> bool {
         let Some(slot) = self.slots.get(&number) else { return false };
         let (Some(lease), Some(joined)) = (&slot.lease, self.joined) else { return false };
-        if !self.is_able() {
+        if !self.is_able() || (self.healthy == Some(false) && self.hears_healthy(now)) {
             return false;
         }
         let released = lease.holder.is_none();
@@ -454,8 +445,14 @@ impl Hold {
         }
     }
 
-    /// How long others have the precedence.
-    fn delay(&self, now: Duration) -> Duration {
+    /// Whether another gateway answers that is ready and healthy.
+    fn hears_healthy(&self, now: Duration) -> bool {
+        let is_healthy = |member: &Member| member.ready_since.is_some() && member.is_healthy;
+        self.members.values().any(|member| is_heard(member, now) && is_healthy(member))
+    }
+
+    /// How long others have the precedence for a slot.
+    fn delay(&self, number: u32, now: Duration) -> Duration {
         let own = self.count(now);
         let before = |(name, member): &(&String, &Member)| {
             is_heard(member, now)
@@ -465,7 +462,7 @@ impl Hold {
         };
         let place = u32::try_from(self.members.iter().filter(before).count()).unwrap_or(u32::MAX);
         let order = DELAY_HELD.saturating_mul(own).saturating_add(DELAY_PLACE.saturating_mul(place));
-        let copy = if self.complete { Duration::ZERO } else { DELAY_INCOMPLETE };
+        let copy = if self.copies.contains(&number) { Duration::ZERO } else { DELAY_NO_COPY };
         order.min(DELAY_LIMIT).saturating_add(copy)
     }
 
@@ -475,14 +472,11 @@ impl Hold {
         held.values().map(|held| now.saturating_add(VALIDITY).saturating_sub(held.until)).max()
     }
 
-    /// The greatest term that is known of a slot.
-    pub fn term(&self, slot: u32) -> Option<u64> {
-        self.slots.get(&slot).map(|slot| slot.term)
-    }
-
-    /// Whether it claims a slot, be it valid or not, or is handing one over.
-    pub fn is_involved(&self) -> bool {
-        self.slots.values().any(|slot| slot.claim.is_some() || slot.is_given_up())
+    /// The term of a slot, and who holds it: as its Lease says, or with which this gateway claims it.
+    pub fn slot(&self, slot: u32) -> (u64, Option<String>) {
+        let Some(slot) = self.slots.get(&slot) else { return (0, None) };
+        let lease = slot.lease.clone().unwrap_or_default();
+        (slot.claim.unwrap_or(lease.term), lease.holder)
     }
 }
 

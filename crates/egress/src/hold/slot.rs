@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Cause, Lease, Member, Outcome, PROMISE, Report, VALIDITY, WRITABLE, WRITE, Write, WriteKind};
+use super::{
+    Cause, Lease, MAX_TERM, Member, Outcome, PROMISE, Report, VALIDITY, WRITABLE, WRITE, Write, WriteKind,
+};
 
 /// Not to take the slot from a holder.
 #[derive(Debug, Clone)]
@@ -18,8 +20,6 @@ pub(super) struct Slot {
     pub(super) lease: Option<Lease>,
     /// When the present version of the Lease was first seen.
     pub(super) seen_at: Duration,
-    /// The greatest term that is known.
-    pub(super) term: u64,
     pub(super) promise: Option<Promise>,
     /// The term with which this gateway holds the slot, be it confirmed or not.
     pub(super) claim: Option<u64>,
@@ -32,7 +32,7 @@ pub(super) struct Slot {
     /// By member: when the last heartbeat was sent that it has answered with a promise for this claim.
     pub(super) acked: BTreeMap<String, Duration>,
     /// A write that has had no outcome yet.
-    pub(super) in_flight: Option<WriteKind>,
+    pub(super) in_flight: Option<Write>,
     /// A write that takes the slot has had no answer, so it may still succeed: until the Lease is known to have another version.
     pub(super) open_take: bool,
     /// When the last write began.
@@ -41,39 +41,64 @@ pub(super) struct Slot {
     pub(super) able_since: Option<Duration>,
     /// Another gateway is to have it, once the API server is known to take writes.
     pub(super) is_to_go: bool,
-    /// It was given up, and the Lease does not say so yet; to whom.
-    given_up: Option<Option<String>>,
+    /// It was given up, and the Lease does not say so yet.
+    given_up: Option<GivenUp>,
+}
+
+#[derive(Debug, Clone)]
+struct GivenUp {
+    /// With which it was held.
+    term: u64,
+    successor: Option<String>,
 }
 
 impl Slot {
-    /// The Lease was read. Older versions than a known one say nothing.
+    /// Whether a Lease differs from the known one, and is not newer.
+    pub(super) fn is_older(&self, lease: &Lease) -> bool {
+        self.lease.as_ref().is_some_and(|known| known.version >= lease.version && known != lease)
+    }
+
+    /// A consistent read that began then has shown the Lease. If the known version was seen before and is not there any more, etcd was
+    /// restored from a backup: what was read counts, and what was written since that backup never was.
+    pub(super) fn read(&mut self, own: &str, lease: Option<Lease>, began: Duration, now: Duration) {
+        if lease.as_ref().is_some_and(|lease| self.is_older(lease)) && began >= self.seen_at {
+            (self.lease, self.in_flight, self.renewed, self.answered) = (None, None, None, None);
+        }
+        self.seen(own, lease, now);
+    }
+
+    /// The Lease was seen. Older versions than a known one say nothing.
     pub(super) fn seen(&mut self, own: &str, lease: Option<Lease>, now: Duration) {
         let Some(lease) = lease else {
             let taken = Some(self.taken.unwrap_or(now));
-            *self = Self { term: self.term, promise: self.promise.take(), taken, ..Self::default() };
+            *self = Self { promise: self.promise.take(), taken, ..Self::default() };
             return;
         };
         let known = self.lease.as_ref().map(|known| known.version);
         if known.is_some_and(|known| known >= lease.version) {
             return;
         }
-        self.term = self.term.max(lease.term);
         // With another version, no earlier write can succeed.
         self.open_take = false;
         self.seen_at = now;
         self.able_since = None;
+        // If no Lease had the term that was promised, it counts no longer.
+        self.promise = self.promise.take().filter(|promise| promise.until > now);
         if lease.holder.as_deref() != Some(own) {
             self.given_up = None;
             self.lose();
         }
-        self.lease = Some(lease);
-        self.drop_superseded();
-    }
-
-    fn drop_superseded(&mut self) {
-        if self.claim.is_some_and(|claim| claim < self.term) {
+        if self.claim.is_some_and(|claim| claim < lease.term) {
             self.lose();
         }
+        self.lease = Some(lease);
+    }
+
+    /// The greatest term that counts.
+    pub(super) fn term(&self) -> u64 {
+        let lease = self.lease.as_ref().map(|lease| lease.term);
+        let promised = self.promise.as_ref().map(|promise| promise.term);
+        lease.max(self.claim).max(promised).unwrap_or(0)
     }
 
     fn lose(&mut self) {
@@ -83,27 +108,37 @@ impl Slot {
     }
 
     /// Whether this gateway promises not to take the slot from the holder of this term.
-    pub(super) fn promise(&mut self, term: u64, from: &str, now: Duration) -> bool {
-        let takes = self.open_take || self.in_flight == Some(WriteKind::Take);
+    pub(super) fn promise(
+        &mut self,
+        term: u64,
+        from: &str,
+        members: &BTreeMap<String, Member>,
+        now: Duration,
+    ) -> bool {
+        let takes = self.open_take || self.in_flight.as_ref().is_some_and(|it| it.kind == WriteKind::Take);
         // Without the Lease, it does not know whether a greater term was given by itself before it started.
         let Some(lease) = self.lease.as_ref().filter(|_| !takes) else { return false };
-        if term < self.term || self.claim.is_some_and(|claim| claim >= term) {
+        if term > MAX_TERM || term < self.term() || self.claim == Some(term) {
+            return false;
+        }
+        // While this gateway holds the slot, no other one can have taken it, whatever it says.
+        if self.claim.is_some() && self.valid_until(members, now) > now {
             return false;
         }
         if lease.term == term && lease.holder.as_deref() != Some(from) {
             // Released, or another's: the claim is older than the Lease.
             return false;
         }
-        self.term = term;
-        self.drop_superseded();
+        // Its own is of a lesser term.
+        self.lose();
         self.promise = Some(Promise { term, until: now.saturating_add(PROMISE) });
         self.able_since = None;
         true
     }
 
-    /// Whether a promise is running.
-    pub(super) fn has_promised(&self, now: Duration) -> bool {
-        self.promise.as_ref().is_some_and(|promise| promise.until > now)
+    /// The term of a promise that is running.
+    pub(super) fn promised(&self, now: Duration) -> Option<u64> {
+        self.promise.as_ref().filter(|promise| promise.until > now).map(|promise| promise.term)
     }
 
     /// Until when this gateway, or one to which it has promised so, has the slot.
@@ -115,8 +150,6 @@ impl Slot {
 
     /// A member's answer to a heartbeat that was sent then.
     pub(super) fn reported(&mut self, from: &str, report: &Report, sent: Duration) {
-        self.term = self.term.max(report.term);
-        self.drop_superseded();
         if report.promised && self.claim == Some(report.term) {
             let acked = self.acked.entry(from.to_owned()).or_default();
             *acked = sent.max(*acked);
@@ -158,17 +191,23 @@ impl Slot {
         }
     }
 
+    /// To whom the slot was given up.
+    pub(super) fn successor(&self) -> Option<&str> {
+        self.given_up.as_ref()?.successor.as_deref()
+    }
+
     /// Gives the slot up.
     pub(super) fn give_up(&mut self, successor: Option<String>) {
+        let term = self.claim.unwrap_or(0);
         self.lose();
-        self.given_up = Some(successor);
+        self.given_up = Some(GivenUp { term, successor });
         // The first write does not wait for the interval of renewals.
         self.wrote = None;
     }
 
     /// The write that says that the slot was given up.
     pub(super) fn release(&mut self, number: u32, now: Duration) -> Option<Write> {
-        let successor = self.given_up.clone()?;
+        let successor = self.given_up.as_ref()?.successor.clone();
         let is_due = self.wrote.is_none_or(|at| now >= at.saturating_add(WRITE));
         if is_due { self.begin(WriteKind::Release, number, None, successor, now) } else { None }
     }
@@ -183,14 +222,21 @@ impl Slot {
         now: Duration,
     ) -> Option<Write> {
         let lease = self.lease.as_ref()?;
-        let term =
-            if kind == WriteKind::Take { lease.term.max(self.term).checked_add(1)? } else { lease.term };
-        self.in_flight = Some(kind);
+        // That of its claim may be greater than the Lease's: after a restoration of etcd, or where a user has changed that.
+        let term = match kind {
+            WriteKind::Take => lease.term.saturating_add(1).min(MAX_TERM),
+            WriteKind::Renew => lease.term.max(self.claim.unwrap_or(0)),
+            WriteKind::Release => lease.term.max(self.given_up.as_ref().map_or(0, |it| it.term)),
+            WriteKind::Void => lease.term,
+        };
+        let write = Write { slot, kind, base: lease.version, holder, term, successor, began: now };
+        self.in_flight = Some(write.clone());
         self.wrote = Some(now);
-        Some(Write { slot, kind, base: lease.version, holder, term, successor, began: now })
+        Some(write)
     }
 
-    /// What became of a write. Returns how the slot was got, if it was.
+    /// What became of a write. Returns how the slot was got, if it was. One that does not belong to what is known of the slot any more says
+    /// nothing: the slot has got other addresses, or etcd was restored.
     pub(super) fn written(
         &mut self,
         own: &str,
@@ -198,6 +244,9 @@ impl Slot {
         outcome: Outcome,
         now: Duration,
     ) -> Option<Cause> {
+        if self.in_flight.as_ref() != Some(write) {
+            return None;
+        }
         self.in_flight = None;
         self.answered = None;
         let version = match outcome {
@@ -213,13 +262,14 @@ impl Slot {
             }
         };
         let before = self.lease.clone();
-        let is_given_up = self.given_up.clone();
+        let is_given_up = self.is_given_up();
         let Write { holder, term, successor, .. } = write.clone();
         self.seen(own, Some(Lease { version, holder, term, successor }), now);
         let is_current = self.lease.as_ref().is_some_and(|lease| lease.version == version);
         let holds = matches!(write.kind, WriteKind::Renew | WriteKind::Take) && is_current;
         self.answered = is_current.then_some(now);
-        if !holds || is_given_up.is_some() || term < self.term {
+        let is_superseded = self.promised(now).is_some_and(|promised| promised > term);
+        if !holds || is_given_up || is_superseded {
             return None;
         }
         self.renewed = self.renewed.max(Some(write.began));

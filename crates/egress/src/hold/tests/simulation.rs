@@ -10,6 +10,9 @@ use super::super::*;
 
 /// The step of the simulation in milliseconds.
 const STEP: u64 = 10;
+/// The first version of a Lease that is written, and by how much the next is greater: those after a restoration differ from all before.
+const FIRST_VERSION: u64 = 1000;
+const VERSION: u64 = 1000;
 /// How long a gateway waits for the API server, on its clock.
 const API_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -36,8 +39,15 @@ pub(super) enum Fault {
     Loss(u32),
     /// Longest delay of answers of the API server, and of what its watches show.
     Slow(u64),
-    Ready(usize, bool),
+    /// Whether what it probes answers.
+    Healthy(usize, bool),
     Drain(usize),
+    /// Of which slots it has copies of connections, from now on.
+    Copies(usize, Vec<u32>),
+    /// A backup of the API server's data is made.
+    Save,
+    /// The API server has only what was there then.
+    Restore,
 }
 
 enum Event {
@@ -46,13 +56,17 @@ enum Event {
     Request(usize, u64, Write),
     Response(usize, u64, Write, Outcome),
     Watch(usize, u64, u32, Lease),
+    /// A consistent read, that began then by the gateway's clock.
+    Read(usize, u64, u32, Duration),
+    Shown(usize, u64, u32, Duration, Lease),
 }
 
 struct Gateway {
     hold: Option<Hold>,
     /// Of its process: what is for an earlier one is dropped.
     life: u64,
-    ready: bool,
+    healthy: bool,
+    copies: BTreeSet<u32>,
     stalled_until: u64,
     offset: u64,
     drift: i64,
@@ -76,6 +90,8 @@ pub(super) struct Simulation {
     gateways: Vec<Gateway>,
     leases: Vec<Lease>,
     version: u64,
+    saved: (Vec<Lease>, u64),
+    restored: u64,
     writes: usize,
     /// From one end to another.
     cut: BTreeSet<(usize, usize)>,
@@ -103,7 +119,8 @@ impl Simulation {
         let gateway = |number: usize| Gateway {
             hold: None,
             life: 0,
-            ready: true,
+            healthy: true,
+            copies: (0..settings.slots).collect(),
             stalled_until: 0,
             offset: 1_000_000 + 77_777_777 * u64::try_from(number).unwrap(),
             drift: settings.drift[number],
@@ -118,7 +135,9 @@ impl Simulation {
             random: settings.seed,
             gateways: (0..settings.drift.len()).map(gateway).collect(),
             leases: leases.collect(),
-            version: 100,
+            version: FIRST_VERSION,
+            saved: (Vec::new(), FIRST_VERSION),
+            restored: 0,
             writes: 0,
             cut: BTreeSet::new(),
             loss: 0,
@@ -161,8 +180,8 @@ impl Simulation {
         let mut hold = Hold::new(&format!("g{number}"));
         hold.set_slots(slots);
         let gateway = &mut self.gateways[number];
-        hold.set_ready(gateway.ready);
-        hold.set_complete(true);
+        hold.set_healthy(gateway.healthy);
+        hold.set_copies(gateway.copies.clone());
         gateway.life += 1;
         gateway.stalled_until = 0;
         gateway.requests.clear();
@@ -220,11 +239,25 @@ impl Simulation {
             Fault::Stall(number, time) => self.gateways[number].stalled_until = self.now + time,
             Fault::Loss(percent) => self.loss = percent,
             Fault::Slow(most) => self.slow = most,
-            Fault::Ready(number, ready) => {
-                self.gateways[number].ready = ready;
+            Fault::Healthy(number, healthy) => {
+                self.gateways[number].healthy = healthy;
                 if let Some(hold) = &mut self.gateways[number].hold {
-                    hold.set_ready(ready);
+                    hold.set_healthy(healthy);
                 }
+            }
+            Fault::Copies(number, copies) => {
+                let gateway = &mut self.gateways[number];
+                gateway.copies = copies.into_iter().collect();
+                if let Some(hold) = &mut gateway.hold {
+                    hold.set_copies(gateway.copies.clone());
+                }
+            }
+            Fault::Save => self.saved = (self.leases.clone(), self.version),
+            Fault::Restore => {
+                self.restored += 1;
+                let (leases, version) = self.saved.clone();
+                (self.leases, self.version) = (leases, version + self.restored);
+                self.relist_all();
             }
             Fault::Drain(number) => {
                 if let Some(hold) = &mut self.gateways[number].hold {
@@ -250,7 +283,7 @@ impl Simulation {
                 self.gateways[number].hold = None;
             }
             self.gateways[number].stalled_until = 0;
-            self.fault(Fault::Ready(number, true));
+            self.fault(Fault::Healthy(number, true));
             self.start(number);
         }
         self.relist_all();
@@ -275,8 +308,9 @@ impl Simulation {
     fn deliver(&mut self, event: Event) {
         let number = match &event {
             Event::Request(..) => return self.request(event),
+            Event::Read(number, life, slot, began) => return self.show(*number, *life, *slot, *began),
             Event::Heartbeat(_, to, _) | Event::Answer(_, to, _) => *to,
-            Event::Response(to, life, ..) | Event::Watch(to, life, ..) => {
+            Event::Response(to, life, ..) | Event::Watch(to, life, ..) | Event::Shown(to, life, ..) => {
                 if *life != self.gateways[*to].life {
                     return;
                 }
@@ -314,14 +348,35 @@ impl Simulation {
                 }
                 self.note(number, &write, outcome);
                 if outcome == Outcome::Refused {
-                    self.watch(number, usize::try_from(write.slot).unwrap());
+                    self.read(number, write.slot, now);
                 }
             }
             Event::Watch(_, _, slot, lease) => {
                 hold.members(&all, now);
-                hold.lease(slot, Some(lease), now);
+                if hold.lease(slot, Some(lease), now) {
+                    self.read(number, slot, now);
+                }
             }
-            Event::Request(..) => {}
+            Event::Shown(_, _, slot, began, lease) => hold.read(slot, Some(lease), began, now),
+            Event::Request(..) | Event::Read(..) => {}
+        }
+    }
+
+    /// A gateway reads a Lease.
+    fn read(&mut self, number: usize, slot: u32, now: Duration) {
+        if !self.is_cut(number, self.api()) {
+            let (slow, life) = (self.slow, self.gateways[number].life);
+            let at = self.now + 1 + self.random(slow);
+            self.push(at, Event::Read(number, life, slot, now));
+        }
+    }
+
+    fn show(&mut self, number: usize, life: u64, slot: u32, began: Duration) {
+        if !self.is_cut(self.api(), number) {
+            let lease = self.leases[usize::try_from(slot).unwrap()].clone();
+            let slow = self.slow;
+            let at = self.now + 1 + self.random(slow);
+            self.push(at, Event::Shown(number, life, slot, began, lease));
         }
     }
 
@@ -343,7 +398,7 @@ impl Simulation {
         let Event::Request(number, life, write) = event else { return };
         let slot = usize::try_from(write.slot).unwrap();
         let outcome = if self.leases[slot].version == write.base {
-            self.version += 1;
+            self.version += VERSION;
             self.writes += 1;
             let Write { holder, term, successor, .. } = write.clone();
             self.leases[slot] = Lease { version: self.version, holder, term, successor };
