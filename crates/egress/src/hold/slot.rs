@@ -61,6 +61,10 @@ impl Slot {
     /// A consistent read that began then has shown the Lease. If the known version was seen before and is not there any more, etcd was
     /// restored from a backup: what was read counts, and what was written since that backup never was.
     pub(super) fn read(&mut self, own: &str, lease: Option<Lease>, began: Duration, now: Duration) {
+        if lease.is_none() && began < self.seen_at {
+            // It was made since.
+            return;
+        }
         if lease.as_ref().is_some_and(|lease| self.is_older(lease)) && began >= self.seen_at {
             (self.lease, self.in_flight, self.renewed, self.answered) = (None, None, None, None);
         }

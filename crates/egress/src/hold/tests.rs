@@ -1,10 +1,12 @@
+mod faults;
 mod simulation;
 
 use std::time::Duration;
 
 use proptest::prelude::*;
 
-use self::simulation::{Fault, Settings, Simulation};
+use self::faults::{Fault, Settings};
+use self::simulation::Simulation;
 use super::*;
 
 /// Gateways and slots of the simulations.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use proptest::test_runner::TestCaseError;
 
 use super::super::*;
+use super::faults::{Fault, Settings};
 
 /// The step of the simulation in milliseconds.
 const STEP: u64 = 10;
@@ -15,40 +16,6 @@ const FIRST_VERSION: u64 = 1000;
 const VERSION: u64 = 1000;
 /// How long a gateway waits for the API server, on its clock.
 const API_TIMEOUT: Duration = Duration::from_secs(1);
-
-#[derive(Debug, Clone)]
-pub(super) struct Settings {
-    pub(super) seed: u64,
-    pub(super) slots: u32,
-    /// By how much the clock of each gateway is fast, in thousandths.
-    pub(super) drift: Vec<i64>,
-}
-
-/// Numbers of gateways; the next number is the API server.
-#[derive(Debug, Clone)]
-pub(super) enum Fault {
-    Crash(usize),
-    Start(usize),
-    Cut(usize, usize),
-    OneWay(usize, usize),
-    Join(usize, usize),
-    Isolate(usize),
-    Heal,
-    Stall(usize, u64),
-    /// Of messages between gateways, percent.
-    Loss(u32),
-    /// Longest delay of answers of the API server, and of what its watches show.
-    Slow(u64),
-    /// Whether what it probes answers.
-    Healthy(usize, bool),
-    Drain(usize),
-    /// Of which slots it has copies of connections, from now on.
-    Copies(usize, Vec<u32>),
-    /// A backup of the API server's data is made.
-    Save,
-    /// The API server has only what was there then.
-    Restore,
-}
 
 enum Event {
     Heartbeat(usize, usize, Heartbeat),
