@@ -53,10 +53,12 @@ impl Supervisor {
     pub async fn run_until<T>(&self, stop: impl Future<Output = T>) -> Result<T, Failure> {
         let mut failure = self.failure.subscribe();
         let failed = async {
-            match failure.wait_for(Option::is_some).await.as_deref() {
-                Ok(Some(failure)) => failure.clone(),
+            // The guard does not live across a wait, so that other tasks can do this.
+            let found = failure.wait_for(Option::is_some).await.ok().and_then(|found| found.clone());
+            match found {
+                Some(failure) => failure,
                 // Only without a sender, and `self` has one.
-                _ => std::future::pending().await,
+                None => std::future::pending().await,
             }
         };
         tokio::select! {
