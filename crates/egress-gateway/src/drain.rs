@@ -26,6 +26,7 @@ pub(crate) async fn drain(
     mut signals: impl Stream<Item = ()> + Unpin,
 ) {
     shared.drain();
+    let mut state = shared.state();
     let start = Instant::now();
     loop {
         if shared.condition().standby {
@@ -48,6 +49,8 @@ pub(crate) async fn drain(
         tracing::debug!(?flows, "draining");
         tokio::select! {
             () = sleep(INTERVAL) => {}
+            // It holds no source address any more, perhaps.
+            Ok(()) = state.changed() => {}
             signal = signals.next() => if signal.is_some() {
                 return tracing::warn!(?flows, "another signal ends the drain");
             },

@@ -160,9 +160,13 @@ impl Shared {
         self.sources.subscribe()
     }
 
-    /// Every call is sent to node programs, also one that says the same.
+    /// Every call is sent to node programs, also one that says the same, unless it is again that nothing is held.
     pub(crate) fn set_held(&self, held: Vec<HeldAddress>) {
-        self.held.send_replace(Arc::new(held));
+        self.held.send_if_modified(|known| {
+            let is_new = !(known.is_empty() && held.is_empty());
+            *known = Arc::new(held);
+            is_new
+        });
     }
 
     pub(crate) fn held(&self) -> watch::Receiver<Arc<Vec<HeldAddress>>> {
