@@ -60,7 +60,7 @@ use nix::libc;
 use crate::nft_table::Applied;
 use crate::routes::sync_table;
 
-pub use sources::{SourceTable, Sources};
+pub use sources::{Holding, SourceTable, Sources};
 
 /// `srcnat` and `filter` (`NF_IP_PRI_NAT_SRC`, `NF_IP_PRI_FILTER`).
 const PRIORITY_POSTROUTING: i32 = 100;

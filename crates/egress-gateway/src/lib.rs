@@ -46,7 +46,7 @@ use anyhow::Context as _;
 use fairlead_cluster::http::{Limits, MetricsAddress, Plain};
 use fairlead_cluster::requests::{RequestMetrics, counting_client};
 use fairlead_cluster::subsystem::{Readiness, Supervisor};
-use fairlead_cluster::{http, metrics as exposition, process};
+use fairlead_cluster::{http, metrics as exposition, process, resumption};
 use fairlead_dataplane::egress_gateway::SourceTable;
 use fairlead_egress::EgressName;
 use fairlead_egress::registration::audience;
@@ -58,6 +58,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::data_path::{DataPath, Status, watch_kernel};
 use crate::metrics::{Metrics, Pod};
+use crate::peers::OwnPod;
 use crate::plane::PlaneSettings;
 use crate::registry::Registry;
 use crate::review::Reviewer;
@@ -72,6 +73,9 @@ const SOURCE_ADDRESSES: &str = "source addresses";
 /// How long tasks may take to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Where a pod has the token of its ServiceAccount (Kubernetes).
+const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+
 /// What `/clients` answers.
 #[derive(serde::Serialize)]
 struct Clients {
@@ -83,7 +87,7 @@ struct Clients {
 pub struct Settings {
     /// The Egress.
     pub egress: EgressName,
-    /// Name of this pod, for metrics.
+    /// Name of this pod, where the token of its ServiceAccount does not say it.
     pub pod: String,
     /// Addresses of this pod.
     pub addresses: Vec<IpAddr>,
@@ -118,7 +122,21 @@ pub async fn run(
     process::register_process(&mut registry);
     let requests = RequestMetrics::register(registry.sub_registry_with_prefix("fairlead"));
     let client = counting_client(config, requests).context("cannot create a Kubernetes client")?;
-    run_with(settings, client, registry, signals).await
+    run_with(settings, resumption::checking_client(client), registry, signals).await
+}
+
+/// The pod by its token. Two gateways with the same name would believe to hold the same source addresses.
+fn own_pod(told: &str) -> OwnPod {
+    let token = std::fs::read_to_string(TOKEN).unwrap_or_default();
+    let pod = OwnPod::of(&token, told);
+    if !told.is_empty() && pod.name != told {
+        tracing::warn!(
+            told,
+            pod = pod.name,
+            "the pod has another name than --pod-name or $HOSTNAME says, by the token of its ServiceAccount, which counts"
+        );
+    }
+    pod
 }
 
 async fn run_with(
@@ -129,8 +147,9 @@ async fn run_with(
 ) -> anyhow::Result<()> {
     anyhow::ensure!(!settings.addresses.is_empty(), "the pod has no address: COIL_POD_ADDRESSES names none");
     let EgressName { namespace, name } = settings.egress.clone();
+    let own = own_pod(&settings.pod);
     let metrics =
-        Metrics::register(&mut metrics_registry, Pod { namespace, pod: settings.pod.clone(), egress: name });
+        Metrics::register(&mut metrics_registry, Pod { namespace, pod: own.name.clone(), egress: name });
     let metrics_registry = Arc::new(metrics_registry);
     let mut supervisor = Supervisor::default();
     let scrape = http::metrics(move |format| exposition::text(&metrics_registry, format));
@@ -159,7 +178,7 @@ async fn run_with(
     let sources = holds::start::Context {
         client: client.clone(),
         egress: settings.egress.clone(),
-        pod: settings.pod.clone(),
+        pod: own,
         addresses: settings.addresses.clone(),
         shared: Arc::clone(&shared),
         table,

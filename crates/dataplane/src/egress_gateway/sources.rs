@@ -20,6 +20,12 @@ const PRIORITY_IN: i32 = -300;
 /// After the source was translated (`NF_IP_PRI_NAT_SRC` is 100).
 const PRIORITY_OUT: i32 = 300;
 
+/// If the kernel took a message later than this, the times in it are wrong by too much: a hold ends 0.2 s before another gateway may take the
+/// address, of which the clocks of both may use 0.1 s.
+const LATE: Duration = Duration::from_millis(50);
+/// How often the kernel is told again for that.
+const ATTEMPTS: usize = 3;
+
 /// The source addresses of a gateway.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Sources {
@@ -36,11 +42,22 @@ pub struct Sources {
 #[derive(Debug, Clone, Default)]
 pub struct SourceTable(Arc<Mutex<Kept>>);
 
+/// Says which addresses are held, until it is closed.
+#[derive(Debug, Clone)]
+pub struct Holding {
+    table: SourceTable,
+    number: u64,
+}
+
 #[derive(Debug, Default)]
 struct Kept {
     keeper: Keeper,
     /// Until when each address is held.
     held: BTreeMap<IpAddr, Instant>,
+    /// How many have been opened.
+    opened: u64,
+    /// The one that is open.
+    open: Option<u64>,
 }
 
 impl SourceTable {
@@ -72,25 +89,26 @@ impl SourceTable {
         self.locked().held.clone()
     }
 
-    /// Makes these the addresses that are held, each until its time. `false` if the table is not there (yet, or any more): it will have them when
-    /// it is made.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub fn hold(&self, held: BTreeMap<IpAddr, Instant>) -> Result<bool> {
+    /// From now on another one says which addresses are held, and no earlier one any more.
+    pub fn open(&self) -> Holding {
         let mut kept = self.locked();
-        kept.held = held;
-        let sets = sets(&kept.held);
-        kept.keeper.replace_timed(NFT_TABLE_EGRESS, &sets)
+        kept.opened = kept.opened.wrapping_add(1);
+        kept.open = Some(kept.opened);
+        Holding { table: self.clone(), number: kept.opened }
     }
 
     pub(super) fn apply(&self, mut wanted: Table) -> Result<Applied> {
         let mut kept = self.locked();
         if !wanted.timed.is_empty() {
             // Only when the table is made: what is in it is newer than what another task may have decided before.
-            wanted.timed = sets(&kept.held);
+            wanted.timed = sets(&kept.held, Instant::now());
         }
-        kept.keeper.apply(&wanted)
+        let began = Instant::now();
+        let applied = kept.keeper.apply(&wanted)?;
+        if applied == Applied::Rebuilt && !wanted.timed.is_empty() && began.elapsed() >= LATE {
+            kept.tell()?;
+        }
+        Ok(applied)
     }
 
     /// See [`super::Applier::is_table_in_place`].
@@ -103,9 +121,54 @@ impl SourceTable {
     }
 }
 
+impl Holding {
+    /// Makes these the addresses that are held, each until its time. `false` if the table is not there (yet, or any more): it will have them when
+    /// it is made. Once this is closed, also by a clone, nothing is done, and `false` is the answer: a call that was late sets nothing.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn hold(&self, held: BTreeMap<IpAddr, Instant>) -> Result<bool> {
+        let mut kept = self.table.locked();
+        if kept.open != Some(self.number) {
+            return Ok(false);
+        }
+        kept.held = held;
+        kept.tell()
+    }
+
+    /// No address is held any more.
+    ///
+    /// # Errors
+    /// The kernel refuses, so that it ends their use when their times are over.
+    pub fn close(self) -> Result<()> {
+        let mut kept = self.table.locked();
+        if kept.open != Some(self.number) {
+            return Ok(());
+        }
+        kept.open = None;
+        kept.held.clear();
+        kept.tell().map(drop)
+    }
+}
+
+impl Kept {
+    /// Tells the kernel what is held; whether the table is there. The kernel counts each time from when it gets the message: where this thread
+    /// had to wait before, it is told again what is left.
+    fn tell(&mut self) -> Result<bool> {
+        let mut is_there = false;
+        for _ in 0..ATTEMPTS {
+            let began = Instant::now();
+            is_there = self.keeper.replace_timed(NFT_TABLE_EGRESS, &sets(&self.held, began))?;
+            if !is_there || self.held.is_empty() || began.elapsed() < LATE {
+                break;
+            }
+        }
+        Ok(is_there)
+    }
+}
+
 /// The sets `held_…` from now on.
-fn sets(held: &BTreeMap<IpAddr, Instant>) -> BTreeMap<String, TimedSet> {
-    let now = Instant::now();
+fn sets(held: &BTreeMap<IpAddr, Instant>, now: Instant) -> BTreeMap<String, TimedSet> {
     let set = |family| {
         let of_family = held.iter().filter(|(address, _)| IpFamily::of(**address) == family);
         let addresses =
@@ -122,7 +185,7 @@ pub(super) fn add(table: &mut Table, sources: &Sources, uplink: &str) {
         let set = IntervalSet::from_prefixes(family, &floating);
         table.sets.insert(floating_set(family).to_owned(), set);
     }
-    table.timed = sets(&BTreeMap::new());
+    table.timed = sets(&BTreeMap::new(), Instant::now());
     if sources.standby
         && let Some(forward) = table.chains.get_mut("forward")
     {

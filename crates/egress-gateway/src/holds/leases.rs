@@ -74,7 +74,7 @@ impl Leases {
         select_all(all).chain(stream::pending()).boxed()
     }
 
-    /// Reads a slot's Lease now.
+    /// Reads a slot's Lease: one that is as recent as etcd, since no version is asked for. `None` without an answer.
     pub(super) fn read(&self, slot: u32) -> impl Future<Output = Option<Watched>> + Send + 'static {
         let (api, name) = (self.api.clone(), source_lease(&self.egress, slot));
         async move {

@@ -14,48 +14,38 @@ const MOST: usize = 64;
 /// See the module.
 pub(crate) struct Machine {
     start: Instant,
-    state: Mutex<State>,
-}
-
-struct State {
-    hold: Hold,
-    /// Who holds each slot, as its Lease says.
-    holders: std::collections::BTreeMap<u32, Option<String>>,
+    hold: Mutex<Hold>,
 }
 
 impl Machine {
     /// The machine of the gateway in this pod.
     pub(crate) fn new(pod: &str) -> Self {
-        let state = State { hold: Hold::new(pod), holders: std::collections::BTreeMap::new() };
-        Self { start: Instant::now(), state: Mutex::new(state) }
+        Self { start: Instant::now(), hold: Mutex::new(Hold::new(pod)) }
     }
 
     /// Works on it, at the present time of its clock.
     pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Hold, Duration) -> T) -> T {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
         // Read under the lock: time never goes back for the machine.
         let now = self.start.elapsed();
-        work(&mut state.hold, now)
+        work(&mut hold, now)
     }
 
-    /// A slot's Lease was read.
-    pub(crate) fn lease(&self, slot: u32, lease: Option<hold::Lease>) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = self.start.elapsed();
-        state.holders.insert(slot, lease.as_ref().and_then(|lease| lease.holder.clone()));
-        state.hold.lease(slot, lease, now);
+    /// When its clock shows this time.
+    pub(crate) fn instant(&self, time: Duration) -> Option<Instant> {
+        self.start.checked_add(time)
     }
 
     /// These writes were not tried.
     pub(crate) fn refuse(&self, writes: &[Write]) {
         self.with(|hold, now| writes.iter().for_each(|write| hold.written(write, Outcome::Refused, now)));
     }
+}
 
-    /// The greatest known term of a slot, and who holds it.
-    pub(crate) fn slot(&self, slot: u32) -> (u64, Option<String>) {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        (state.hold.term(slot).unwrap_or(0), state.holders.get(&slot).cloned().flatten())
-    }
+/// What a gateway says of itself, from the wire.
+fn condition(ready: bool, unhealthy: bool, held: u32, copies: Vec<u32>) -> hold::Condition {
+    let copies = copies.into_iter().take(MOST).collect();
+    hold::Condition { ready, healthy: !unhealthy, held, copies }
 }
 
 impl peers::Hold for Machine {
@@ -65,8 +55,7 @@ impl peers::Hold for Machine {
         let heartbeat = hold::Heartbeat {
             sequence: heartbeat.sequence,
             claims: claims.collect(),
-            ready: heartbeat.ready,
-            held: heartbeat.held,
+            condition: condition(heartbeat.ready, heartbeat.unhealthy, heartbeat.held, heartbeat.copies),
         };
         let answer = self.with(|hold, now| hold.heartbeat(from, &heartbeat, now));
         let report = |(slot, report): (&u32, &hold::Report)| wire::Report {
@@ -80,9 +69,11 @@ impl peers::Hold for Machine {
         };
         wire::Answer {
             sequence: answer.sequence,
-            ready: answer.ready,
-            held: answer.held,
+            ready: answer.condition.ready,
+            held: answer.condition.held,
             slots: answer.slots.iter().map(report).collect(),
+            unhealthy: !answer.condition.healthy,
+            copies: answer.condition.copies.iter().copied().collect(),
         }
     }
 
@@ -96,9 +87,8 @@ impl peers::Hold for Machine {
         };
         let answer = hold::Answer {
             sequence: answer.sequence,
-            ready: answer.ready,
-            held: answer.held,
             slots: answer.slots.iter().take(MOST).map(report).collect(),
+            condition: condition(answer.ready, answer.unhealthy, answer.held, answer.copies),
         };
         self.with(|hold, now| hold.answer(from, &answer, now));
     }
@@ -110,7 +100,9 @@ pub(crate) fn to_wire(heartbeat: &hold::Heartbeat) -> wire::Heartbeat {
     wire::Heartbeat {
         sequence: heartbeat.sequence,
         claims: heartbeat.claims.iter().map(claim).collect(),
-        ready: heartbeat.ready,
-        held: heartbeat.held,
+        ready: heartbeat.condition.ready,
+        held: heartbeat.condition.held,
+        unhealthy: !heartbeat.condition.healthy,
+        copies: heartbeat.condition.copies.iter().copied().collect(),
     }
 }

@@ -17,8 +17,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_address::IpFamily;
-use fairlead_dataplane::egress_gateway::{SourceTable, Sources};
-use fairlead_egress::hold::{Held, Outcome, Write};
+use fairlead_dataplane::egress_gateway::{Holding, Sources};
+use fairlead_egress::hold::{self, Held, Outcome, Write};
+use fairlead_egress::sources::SlotLease;
 use fairlead_wire::egress::State;
 use futures::StreamExt as _;
 use tokio::sync::watch;
@@ -61,8 +62,8 @@ pub(crate) struct Inputs {
     pub(crate) members: watch::Receiver<Option<Arc<Members>>>,
     /// Whether this gateway is in the Lease of members.
     pub(crate) joined: watch::Receiver<bool>,
-    /// Slots of which the holder's connections have been copied; `None` where they are not copied.
-    pub(crate) complete: Option<watch::Receiver<BTreeSet<u32>>>,
+    /// Slots of which the holder's connections have been copied.
+    pub(crate) copies: watch::Receiver<BTreeSet<u32>>,
 }
 
 /// The task.
@@ -71,7 +72,9 @@ pub(crate) struct Holds {
     pub(crate) pod: String,
     pub(crate) leases: Leases,
     pub(crate) transport: Arc<dyn Transport>,
-    pub(crate) table: SourceTable,
+    pub(crate) holding: Holding,
+    /// What an earlier process of this gateway has left in the kernel, until when.
+    pub(crate) earlier: BTreeMap<IpAddr, Instant>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) metrics: HoldMetrics,
     pub(crate) inputs: Inputs,
@@ -79,7 +82,12 @@ pub(crate) struct Holds {
     pub(crate) slots: watch::Sender<Arc<peers::Slots>>,
     /// The slots that it has worked with last.
     pub(crate) current: Vec<Vec<IpAddr>>,
+    /// Writes of Leases, which go on while the slots change.
+    pub(crate) writes: JoinSet<(Write, Outcome)>,
 }
+
+/// Reads of Leases, with the time of the machine when each began.
+type Reads = JoinSet<(Option<Watched>, Duration)>;
 
 /// What was done last.
 #[derive(Default)]
@@ -112,6 +120,7 @@ impl Holds {
     async fn stop(&mut self) {
         self.machine.with(|hold, _| hold.set_slots(0));
         self.current.clear();
+        self.writes = JoinSet::new();
         self.tell_kernel(BTreeMap::new()).await;
         self.shared.clear_sources();
         self.slots.send_replace(Arc::default());
@@ -125,13 +134,13 @@ impl Holds {
         for (number, (before, after)) in (0u32..).zip(self.current.iter().zip(slots)) {
             if before != after {
                 // What it holds are other addresses than these.
-                self.machine.lease(number, None);
+                self.machine.with(|hold, now| hold.lease(number, None, now));
             }
         }
         self.current = slots.to_vec();
         let mut watched = self.leases.watch(count);
-        let mut known = BTreeMap::<u32, Vec<IpAddr>>::new();
-        let (mut writes, mut reads) = (JoinSet::new(), JoinSet::new());
+        // Those of other addresses are of no use.
+        let mut reads = Reads::new();
         let mut done = Done::default();
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -143,38 +152,37 @@ impl Holds {
                 changed = wanted.changed() => if changed.is_ok() {
                     return;
                 },
-                Some(seen) = watched.next() => self.seen(slots, &mut known, seen),
-                Some(Ok(seen)) = reads.join_next() => if let Some(seen) = seen {
-                    self.seen(slots, &mut known, seen);
+                Some(Watched { slot, lease }) = watched.next() => {
+                    let lease = of_slot(slots, slot, lease);
+                    if self.machine.with(|hold, now| hold.lease(slot, lease, now)) {
+                        self.read(slot, &mut reads);
+                    }
+                }
+                Some(Ok((shown, began))) = reads.join_next() => if let Some(Watched { slot, lease }) = shown {
+                    let lease = of_slot(slots, slot, lease);
+                    self.machine.with(|hold, now| hold.read(slot, lease, began, now));
                 },
-                Some(Ok((write, outcome))) = writes.join_next() => {
-                    let (write, outcome): (Write, Outcome) = (write, outcome);
+                Some(Ok((write, outcome))) = self.writes.join_next() => {
                     tracing::debug!(slot = write.slot, kind = ?write.kind, term = write.term, ?outcome, "wrote a Lease");
                     self.machine.with(|hold, now| hold.written(&write, outcome, now));
                     if outcome == Outcome::Refused {
                         // The watch may be late.
-                        reads.spawn(self.leases.read(write.slot));
+                        self.read(write.slot, &mut reads);
                     }
                 }
                 Ok(()) = members.changed() => {}
             }
             self.note_members(&mut members);
             for write in self.act(slots, &mut done).await {
-                writes.spawn(self.leases.write(write));
+                self.writes.spawn(self.leases.write(write));
             }
         }
     }
 
-    /// A Lease was read. One that is for other addresses than the status says is none: the controller replaces it.
-    fn seen(&self, slots: &[Vec<IpAddr>], known: &mut BTreeMap<u32, Vec<IpAddr>>, watched: Watched) {
-        let Watched { slot, lease } = watched;
-        let addresses = usize::try_from(slot).ok().and_then(|slot| slots.get(slot));
-        let lease = lease.filter(|lease| Some(&lease.addresses) == addresses && !lease.addresses.is_empty());
-        match &lease {
-            Some(lease) => drop(known.insert(slot, lease.addresses.clone())),
-            None => drop(known.remove(&slot)),
-        }
-        self.machine.lease(slot, lease.map(|lease| lease.lease));
+    fn read(&self, slot: u32, reads: &mut Reads) {
+        let began = self.machine.with(|_, now| now);
+        let read = self.leases.read(slot);
+        reads.spawn(async move { (read.await, began) });
     }
 
     fn note_members(&self, members: &mut watch::Receiver<Option<Arc<Members>>>) {
@@ -191,31 +199,26 @@ impl Holds {
 
     /// One round: what the machine decides, to the kernel first. Returns what is to be written.
     async fn act(&mut self, slots: &[Vec<IpAddr>], done: &mut Done) -> Vec<Write> {
-        let count = u32::try_from(slots.len()).unwrap_or(u32::MAX);
         let state = self.shared.condition();
+        let copies = self.inputs.copies.borrow().clone();
         let is_ready = self.shared.in_place().borrow().version.is_some();
         let round = self.machine.with(|hold, now| {
             if is_ready {
-                hold.set_ready(!state.unhealthy);
+                hold.set_healthy(!state.unhealthy);
             }
             if state.draining {
                 hold.drain();
             }
-            let held = hold.held(now);
-            let has_copy = |complete: &BTreeSet<u32>| {
-                (0..count).all(|slot| complete.contains(&slot) || held.contains_key(&slot))
-            };
-            let complete = self.inputs.complete.as_ref().is_none_or(|complete| has_copy(&complete.borrow()));
-            hold.set_complete(complete);
+            hold.set_copies(copies);
             let actions = hold.tick(now);
-            (actions, hold.held(now), hold.undecided(), hold.taken(), hold.since_confirmed(now), now)
+            (actions, hold.held(now), hold.undecided(), hold.taken(), hold.since_confirmed(now))
         });
-        let (actions, held, undecided, taken, since, now) = round;
+        let (actions, held, undecided, taken, since) = round;
         for (slot, cause) in taken {
             tracing::info!(slot, ?cause, "this gateway holds a source address");
             self.metrics.taken(cause);
         }
-        let deadlines = self.deadlines(slots, &held, &undecided, now);
+        let deadlines = self.deadlines(slots, &held, &undecided);
         let addresses: BTreeSet<IpAddr> = deadlines.keys().copied().collect();
         let instant = Instant::now();
         let is_old = |at: Option<Instant>, limit| at.is_none_or(|at| instant.duration_since(at) >= limit);
@@ -252,15 +255,14 @@ impl Holds {
         slots: &[Vec<IpAddr>],
         held: &BTreeMap<u32, Held>,
         undecided: &BTreeSet<u32>,
-        now: Duration,
     ) -> BTreeMap<IpAddr, Instant> {
-        let (instant, earlier) = (Instant::now(), self.table.deadlines());
+        let now = Instant::now();
         let mut deadlines = BTreeMap::new();
         for (number, addresses) in (0u32..).zip(slots) {
-            let until = held.get(&number).and_then(|it| instant.checked_add(it.until.saturating_sub(now)));
+            let until = held.get(&number).and_then(|it| self.machine.instant(it.until));
             for address in addresses {
                 let kept =
-                    earlier.get(address).filter(|until| undecided.contains(&number) && **until > instant);
+                    self.earlier.get(address).filter(|until| undecided.contains(&number) && **until > now);
                 if let Some(until) = until.or(kept.copied()) {
                     deadlines.insert(*address, until);
                 }
@@ -271,8 +273,8 @@ impl Holds {
 
     /// Whether the kernel has it, or has no table yet, so that nothing is in use.
     async fn tell_kernel(&self, deadlines: BTreeMap<IpAddr, Instant>) -> bool {
-        let table = self.table.clone();
-        match tokio::task::spawn_blocking(move || table.hold(deadlines)).await {
+        let holding = self.holding.clone();
+        match tokio::task::spawn_blocking(move || holding.hold(deadlines)).await {
             Ok(Ok(_)) => true,
             Ok(Err(error)) => {
                 tracing::warn!(%error, "cannot tell the kernel which source addresses are held; trying again");
@@ -287,7 +289,7 @@ impl Holds {
         self.shared.set_sources(Some(sources(slots, addresses)));
         self.shared.set_standby(addresses.is_empty());
         let slot = |(number, all): (u32, &Vec<IpAddr>)| {
-            let (term, holder) = self.machine.slot(number);
+            let (term, holder) = self.machine.with(|hold, _| hold.slot(number));
             let is_held = !all.is_empty() && all.iter().all(|address| addresses.contains(address));
             (number, peers::Slot { addresses: all.clone(), term, holder, is_held })
         };
@@ -319,11 +321,17 @@ impl Holds {
     }
 }
 
+/// The Lease of a slot, as the machine sees it. One that is for other addresses than the status says is none: the controller replaces it.
+fn of_slot(slots: &[Vec<IpAddr>], slot: u32, lease: Option<SlotLease>) -> Option<hold::Lease> {
+    let addresses = usize::try_from(slot).ok().and_then(|slot| slots.get(slot));
+    let lease = lease.filter(|lease| Some(&lease.addresses) == addresses && !lease.addresses.is_empty());
+    lease.map(|lease| lease.lease)
+}
+
 /// The last thing before the program ends: what it holds is out of use, then free.
-pub(crate) async fn finish(machine: &Machine, table: &SourceTable, leases: &Leases, shared: &Shared) {
+pub(crate) async fn finish(machine: &Machine, holding: Holding, leases: &Leases, shared: &Shared) {
     let writes = machine.with(|hold, now| hold.give_up_all(now));
-    let table = table.clone();
-    let emptied = tokio::task::spawn_blocking(move || table.hold(BTreeMap::new())).await;
+    let emptied = tokio::task::spawn_blocking(move || holding.close()).await;
     shared.set_held(Vec::new());
     if !matches!(emptied, Ok(Ok(_))) {
         // The kernel ends the use within 1.8 s, and others take the addresses then.

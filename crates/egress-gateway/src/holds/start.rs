@@ -4,22 +4,22 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use fairlead_api::names::EGRESS_PEER_PORT;
-use fairlead_cluster::subsystem::{Health, Supervisor};
-use fairlead_dataplane::egress_gateway::SourceTable;
+use fairlead_cluster::subsystem::Supervisor;
+use fairlead_dataplane::egress_gateway::{Holding, SourceTable};
 use fairlead_egress::EgressName;
 use kube::Client;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::metrics::HoldMetrics;
 use super::{Holds, Inputs, Leases, Machine, finish};
-use crate::peers::{self, Copies, Gateway, Slots, Started};
+use crate::peers::{self, Copies, Gateway, OwnPod, Slots, Started};
 use crate::shared::Shared;
 use crate::sync::SyncMetrics;
 
-/// How often it is looked whether all tasks run.
-const LOOK: Duration = Duration::from_secs(1);
 /// How long tasks may take to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -28,7 +28,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) egress: EgressName,
-    pub(crate) pod: String,
+    pub(crate) pod: OwnPod,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) table: SourceTable,
@@ -49,40 +49,25 @@ pub(crate) async fn run(context: Context, stop: CancellationToken) -> anyhow::Re
             Some(Ok(_)) => {}
         }
         let mut supervisor = Supervisor::default();
-        let machine = Arc::new(Machine::new(&context.pod));
-        let of_copies = start(&mut supervisor, &context, &machine)?;
+        let machine = Arc::new(Machine::new(&context.pod.name));
+        let holding = context.table.open();
+        let of_copies = start(&mut supervisor, &context, &machine, &holding)?;
         let over = async { while slots.changed().await.is_ok() && slots.borrow_and_update().is_some() {} };
-        let failure = tokio::select! {
-            _ = stop.run_until_cancelled(over) => None,
-            failure = failed(supervisor.health()) => Some(failure),
-        };
+        let ended = supervisor.run_until(stop.run_until_cancelled(over)).await;
         // The task that holds addresses ends first: nothing says any more that they are held.
         supervisor.stop("holds", STOP_TIMEOUT).await;
         let leases = Leases::new(&context.client, &context.egress);
-        finish(&machine, &context.table, &leases, &context.shared).await;
-        if failure.is_none() && !stop.is_cancelled() {
+        finish(&machine, holding, &leases, &context.shared).await;
+        if ended.is_ok() && !stop.is_cancelled() {
             // The addresses are no longer of the Egress, and copies with them are deleted.
             of_copies.send_replace(Arc::default());
         }
         supervisor.shutdown(&["membership"], STOP_TIMEOUT).await;
-        if let Some(failure) = failure {
-            anyhow::bail!("a task for source addresses ended: {failure}");
-        }
+        ended.context("a task for source addresses ended")?;
         if stop.is_cancelled() {
             return Ok(());
         }
         context.shared.clear_sources();
-    }
-}
-
-/// Waits until a task has ended; what is said of it.
-async fn failed(health: Health) -> String {
-    loop {
-        tokio::time::sleep(LOOK).await;
-        let report = health.liveness();
-        if !report.is_ok() {
-            return report.text(false);
-        }
     }
 }
 
@@ -91,6 +76,7 @@ fn start(
     supervisor: &mut Supervisor,
     context: &Context,
     machine: &Arc<Machine>,
+    holding: &Holding,
 ) -> anyhow::Result<watch::Sender<Arc<Slots>>> {
     let (slots, of_copies) = watch::channel(Arc::default());
     let copies = Copies {
@@ -109,15 +95,17 @@ fn start(
         peers::start(supervisor, &context.client, gateway, hold, copies)?;
     let holds = Holds {
         machine: Arc::clone(machine),
-        pod: context.pod.clone(),
+        pod: context.pod.name.clone(),
         leases: Leases::new(&context.client, &context.egress),
         transport: Arc::clone(&peers) as _,
-        table: context.table.clone(),
+        holding: holding.clone(),
+        earlier: context.table.deadlines(),
         shared: Arc::clone(&context.shared),
         metrics: context.metrics.clone(),
-        inputs: Inputs { members: peers.members(), joined, complete: Some(complete) },
+        inputs: Inputs { members: peers.members(), joined, copies: complete },
         slots: slots.clone(),
         current: Vec::new(),
+        writes: JoinSet::new(),
     };
     supervisor.subsystem("holds").spawn("source addresses", holds.run());
     Ok(slots)

@@ -36,12 +36,14 @@ fn a_heartbeat_from_the_wire_is_answered_with_a_promise_and_its_time() {
         hold.set_slots(1);
         hold.members(&["a", "b"].map(str::to_owned).into(), now);
     });
-    machine.lease(0, Some(Lease { version: 1, holder: Some("b".to_owned()), term: 3, successor: None }));
+    let lease = Lease { version: 1, holder: Some("b".to_owned()), term: 3, successor: None };
+    machine.with(|hold, now| hold.lease(0, Some(lease), now));
     let claims = vec![Claim { slot: 0, term: 3 }];
-    let answer = machine.heartbeat("b", Heartbeat { sequence: 9, claims, ready: true, held: 1 });
+    let heartbeat = Heartbeat { sequence: 9, claims, ready: true, held: 1, ..Heartbeat::default() };
+    let answer = machine.heartbeat("b", heartbeat);
     assert_eq!((answer.sequence, answer.slots.len()), (9, 1));
     assert!(answer.slots[0].promised && answer.slots[0].blocked_milliseconds == Some(2000), "{answer:?}");
-    assert_eq!(machine.slot(0), (3, Some("b".to_owned())));
+    assert_eq!(machine.with(|hold, _| hold.slot(0)), (3, Some("b".to_owned())));
 }
 
 #[test]
@@ -49,15 +51,43 @@ fn what_was_not_tried_may_be_tried_again() {
     let machine = Machine::new("a");
     machine.with(|hold, now| {
         hold.set_slots(1);
-        hold.set_ready(true);
-        hold.set_complete(true);
+        hold.set_healthy(true);
+        hold.set_copies([0].into());
         hold.members(&["a".to_owned()].into(), now);
+        hold.lease(0, Some(Lease { version: 1, ..Lease::default() }), now);
     });
-    machine.lease(0, Some(Lease { version: 1, ..Lease::default() }));
     let writes = machine.with(|hold, now| hold.tick(now).writes);
     assert_eq!(writes[0].kind, WriteKind::Take);
     assert!(machine.with(|hold, now| hold.tick(now).writes).is_empty());
     machine.refuse(&writes);
     let again = machine.with(|hold, now| hold.tick(now.saturating_add(Duration::from_secs(1))).writes);
     assert_eq!(again.len(), 1);
+}
+
+#[test]
+fn what_gateways_say_of_themselves_is_the_same_after_the_wire() {
+    let machine = Machine::new("a");
+    let condition = hold::Condition { ready: true, healthy: false, held: 2, copies: [0, 3].into() };
+    let said = hold::Heartbeat { sequence: 1, claims: Vec::new(), condition };
+    let heartbeat = machine::to_wire(&said);
+    assert_eq!((heartbeat.unhealthy, heartbeat.copies.clone()), (true, vec![0, 3]));
+    machine.with(|hold, now| {
+        hold.set_slots(1);
+        hold.members(&["a", "b"].map(str::to_owned).into(), now);
+        hold.set_healthy(false);
+        hold.set_copies([0].into());
+    });
+    let answer = machine.heartbeat("b", heartbeat);
+    assert_eq!((answer.ready, answer.unhealthy, answer.copies), (true, true, vec![0]));
+}
+
+#[test]
+fn a_lease_for_other_addresses_is_none() {
+    let lease = |addresses: &[IpAddr]| {
+        Some(SlotLease { addresses: addresses.to_vec(), lease: Lease { version: 1, ..Lease::default() } })
+    };
+    let slots = slots();
+    assert!(of_slot(&slots, 1, lease(&slots[1])).is_some());
+    assert!(of_slot(&slots, 0, lease(&slots[1])).is_none() && of_slot(&slots, 9, lease(&slots[1])).is_none());
+    assert!(of_slot(&[Vec::new()], 0, lease(&[])).is_none());
 }

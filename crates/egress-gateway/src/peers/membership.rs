@@ -83,9 +83,26 @@ pub fn members(annotations: &BTreeMap<String, String>) -> (Members, Vec<String>)
     (members, wrong)
 }
 
-/// The UID of the pod that a token of its ServiceAccount is bound to (claim `kubernetes.io`). Nothing is verified: it is the own token.
-pub fn pod_uid(token: &str) -> Option<String> {
-    claims(token.trim())?.pointer("/kubernetes.io/pod/uid")?.as_str().map(str::to_owned)
+/// The pod that the program runs in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnPod {
+    /// Its name, by which it is a member.
+    pub name: String,
+    /// Its UID; empty if that is not known.
+    pub uid: String,
+}
+
+impl OwnPod {
+    /// The pod that the token of its ServiceAccount is bound to (claim `kubernetes.io`). Where that names none, it has the name that the program
+    /// was told, which a template of pods can set to anything. Nothing is verified: it is the own token.
+    pub fn of(token: &str, told: &str) -> Self {
+        let claims = claims(token.trim());
+        let claim = |name: &str| {
+            let pod = claims.as_ref()?.pointer("/kubernetes.io/pod")?;
+            pod.get(name)?.as_str().filter(|text| !text.is_empty()).map(str::to_owned)
+        };
+        Self { name: claim("name").unwrap_or_else(|| told.to_owned()), uid: claim("uid").unwrap_or_default() }
+    }
 }
 
 #[cfg(test)]
@@ -121,9 +138,12 @@ mod tests {
     }
 
     #[test]
-    fn the_own_uid_is_in_the_token() {
+    fn the_own_pod_is_the_one_in_the_token_whatever_the_program_is_told() {
         let claims = URL_SAFE_NO_PAD.encode(r#"{"kubernetes.io":{"pod":{"name":"nat-a","uid":"u-1"}}}"#);
-        assert_eq!(pod_uid(&format!("e30.{claims}.c2ln\n")).as_deref(), Some("u-1"));
-        assert_eq!((pod_uid(""), pod_uid("a.b.c"), pod_uid("e30.e30.x")), (None, None, None));
+        let own = OwnPod { name: "nat-a".to_owned(), uid: "u-1".to_owned() };
+        assert_eq!(OwnPod::of(&format!("e30.{claims}.c2ln\n"), "all-the-same"), own);
+        for token in ["", "a.b.c", "e30.e30.x"] {
+            assert_eq!(OwnPod::of(token, "nat-a"), OwnPod { uid: String::new(), ..own.clone() });
+        }
     }
 }

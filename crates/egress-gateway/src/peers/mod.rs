@@ -30,7 +30,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
 pub(crate) use connection::FLOWS;
-pub use membership::{Member, Members};
+pub use membership::{Member, Members, OwnPod};
 pub use start::{Copies, Gateway, Started, start};
 pub use tls::Identity;
 

@@ -11,20 +11,16 @@ use kube::Client;
 use tokio::sync::watch;
 
 use super::lease::Membership;
-use super::membership::pod_uid;
-use super::{Hold, Identity, Member, Peers, Slots};
+use super::{Hold, Identity, Member, OwnPod, Peers, Slots};
 use crate::sync::{Addresses, Copier, SyncMetrics};
-
-/// Where a pod has the token of its ServiceAccount (Kubernetes).
-const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
 /// This gateway.
 #[derive(Debug, Clone)]
 pub struct Gateway {
     /// Its Egress.
     pub egress: EgressName,
-    /// Name of its pod.
-    pub pod: String,
+    /// Its pod.
+    pub pod: OwnPod,
     /// Addresses of its pod.
     pub addresses: Vec<IpAddr>,
     /// Where it listens for others; they dial the port of their own.
@@ -69,10 +65,9 @@ pub fn start(
     let listener = fairlead_tls::listen(listen).with_context(|| {
         format!("cannot listen on {listen} for other gateways; is another program on this port?")
     })?;
-    let token = std::fs::read_to_string(TOKEN).unwrap_or_default();
-    let member = Member { uid: pod_uid(&token).unwrap_or_default(), addresses, key: identity.key };
+    let member = Member { uid: pod.uid, addresses, key: identity.key };
     let subsystem = supervisor.subsystem("membership");
-    let membership = Membership::start(subsystem, client, &egress, pod, member);
+    let membership = Membership::start(subsystem, client, &egress, pod.name, member);
     let (peers, heard) = Peers::new(membership.members());
     let joined = membership.joined();
     subsystem.spawn_graceful("own annotation", |stop| membership.run(stop));

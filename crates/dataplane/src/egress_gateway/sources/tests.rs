@@ -83,12 +83,12 @@ fn counted(wanted: &GatewayRouting) -> [GatewayTraffic; 2] {
 fn the_kernel_ends_the_use_of_an_address_that_is_not_confirmed() {
     let bed = Bed::new();
     let (table, wanted) = (SourceTable::default(), wanted(false));
-    let mut applier = Applier::new(table.clone());
-    assert!(!bed.gateway.run(|| table.hold(until(60_000)).unwrap()), "there is no table yet");
+    let (mut applier, holding) = (Applier::new(table.clone()), table.open());
+    assert!(!bed.gateway.run(|| holding.hold(until(60_000)).unwrap()), "there is no table yet");
     bed.gateway.run(|| applier.apply(&wanted).unwrap());
     assert_eq!(bed.passes(), [true; 2]);
     assert_eq!(bed.seen(), ["1", "1"]);
-    assert!(bed.gateway.run(|| table.hold(until(500)).unwrap()));
+    assert!(bed.gateway.run(|| holding.hold(until(500)).unwrap()));
     bed.gateway.run(|| {
         assert!(applier.is_table_in_place().unwrap(), "a refresh is no change by others");
         assert_eq!(SourceTable::adopt().unwrap().held().len(), 2, "a new process knows it");
@@ -109,17 +109,24 @@ fn the_kernel_ends_the_use_of_an_address_that_is_not_confirmed() {
     }
     bed.gateway.run(|| assert!(SourceTable::adopt().unwrap().held().is_empty()));
 
-    assert!(bed.gateway.run(|| table.hold(until(60_000)).unwrap()));
+    assert!(bed.gateway.run(|| holding.hold(until(60_000)).unwrap()));
     assert_eq!(bed.passes(), [true; 2]);
-    assert!(bed.gateway.run(|| table.hold(BTreeMap::new()).unwrap()), "given up at once");
-    assert_eq!(bed.passes(), [false; 2]);
+    let late = holding.clone();
+    bed.gateway.run(|| holding.close().unwrap());
+    assert_eq!(bed.passes(), [false; 2], "given up at once");
+    assert!(!bed.gateway.run(|| late.hold(until(60_000)).unwrap()));
+    assert_eq!(bed.passes(), [false; 2], "what comes late sets nothing");
+    let next = table.open();
+    assert!(!bed.gateway.run(|| late.hold(until(60_000)).unwrap()));
+    assert!(bed.gateway.run(|| next.hold(until(60_000)).unwrap()));
+    assert_eq!(bed.passes(), [true; 2]);
 }
 
 #[test]
 fn a_flush_is_mended_and_lets_nothing_out_with_the_address() {
     let bed = Bed::new();
     let (table, wanted) = (SourceTable::default(), wanted(false));
-    let mut applier = Applier::new(table.clone());
+    let (mut applier, holding) = (Applier::new(table.clone()), table.open());
     table.locked().held = until(60_000);
     bed.gateway.run(|| applier.apply(&wanted).unwrap());
     assert_eq!(bed.passes(), [true; 2]);
@@ -128,7 +135,7 @@ fn a_flush_is_mended_and_lets_nothing_out_with_the_address() {
     assert_eq!(bed.seen(), ["1", "1"]);
     bed.gateway.run(|| {
         assert!(!applier.is_table_in_place().unwrap());
-        assert!(!table.hold(until(60_000)).unwrap());
+        assert!(!holding.hold(until(60_000)).unwrap());
         applier.apply(&wanted).unwrap();
     });
     assert_eq!(bed.passes(), [true; 2]);
@@ -136,7 +143,7 @@ fn a_flush_is_mended_and_lets_nothing_out_with_the_address() {
     // What another program removes from the set comes back with the next confirmation.
     bed.gateway.sh("nft flush set inet fairlead_egress held_ipv4");
     assert_eq!(bed.passes(), [false, true]);
-    assert!(bed.gateway.run(|| table.hold(until(60_000)).unwrap()));
+    assert!(bed.gateway.run(|| holding.hold(until(60_000)).unwrap()));
     assert_eq!(bed.passes(), [true; 2]);
 }
 
