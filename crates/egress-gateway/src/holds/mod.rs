@@ -93,7 +93,8 @@ type Reads = JoinSet<(Option<Watched>, Duration)>;
 #[derive(Default)]
 struct Done {
     held: BTreeMap<u32, Held>,
-    addresses: BTreeSet<IpAddr>,
+    /// What the kernel was told.
+    deadlines: BTreeMap<IpAddr, Instant>,
     confirmed: Option<Instant>,
     told: Option<Instant>,
 }
@@ -222,12 +223,12 @@ impl Holds {
         let addresses: BTreeSet<IpAddr> = deadlines.keys().copied().collect();
         let instant = Instant::now();
         let is_old = |at: Option<Instant>, limit| at.is_none_or(|at| instant.duration_since(at) >= limit);
-        let is_changed = addresses != done.addresses;
+        let is_changed = is_other(&deadlines, &done.deadlines);
         let mut writes = actions.writes;
         if is_changed || (!addresses.is_empty() && is_old(done.confirmed, CONFIRM)) {
             if self.tell_kernel(deadlines.clone()).await {
                 done.confirmed = Some(instant);
-                done.addresses.clone_from(&addresses);
+                done.deadlines = deadlines.clone();
             } else {
                 // What is not out of use must not be released; it is tried again.
                 self.machine.refuse(&writes);
@@ -239,7 +240,9 @@ impl Holds {
             let heartbeat = machine::to_wire(&heartbeat);
             members.keys().for_each(|member| self.transport.heartbeat(member, heartbeat.clone()));
         }
-        self.publish(slots, &addresses);
+        let is_standby =
+            deadlines.is_empty() || (!held.is_empty() && held.values().all(|it| it.is_taken_over));
+        self.publish(slots, &addresses, is_standby);
         if held.keys().ne(done.held.keys()) || is_old(done.told, TELL) {
             self.tell_nodes(slots, &held, &deadlines);
             self.metrics.set(&held, since);
@@ -285,9 +288,9 @@ impl Holds {
     }
 
     /// For the data path, and for the task that copies connections.
-    fn publish(&self, slots: &[Vec<IpAddr>], addresses: &BTreeSet<IpAddr>) {
+    fn publish(&self, slots: &[Vec<IpAddr>], addresses: &BTreeSet<IpAddr>, is_standby: bool) {
         self.shared.set_sources(Some(sources(slots, addresses)));
-        self.shared.set_standby(addresses.is_empty());
+        self.shared.set_standby(is_standby);
         let slot = |(number, all): (u32, &Vec<IpAddr>)| {
             let (term, holder) = self.machine.with(|hold, _| hold.slot(number));
             let is_held = !all.is_empty() && all.iter().all(|address| addresses.contains(address));
@@ -341,6 +344,14 @@ pub(crate) async fn finish(machine: &Machine, holding: Holding, leases: &Leases,
     for (write, outcome) in writes.join_all().await {
         tracing::info!(slot = write.slot, ?outcome, "released a source address");
     }
+}
+
+/// Whether the kernel is to be told before anything else is done: addresses have come or gone, or one ends earlier than it was told.
+fn is_other(deadlines: &BTreeMap<IpAddr, Instant>, told: &BTreeMap<IpAddr, Instant>) -> bool {
+    let ends_earlier = |(address, until): (&IpAddr, &Instant)| {
+        told.get(address).is_some_and(|told| told.saturating_duration_since(*until) > TICK)
+    };
+    deadlines.keys().ne(told.keys()) || deadlines.iter().any(ends_earlier)
 }
 
 /// What the data path does when these addresses are held.

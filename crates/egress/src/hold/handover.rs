@@ -33,7 +33,7 @@ impl Hold {
             let first = with_copy.min_by_key(|(_, member)| (!member.is_healthy, member.held));
             if let Some((name, member)) = first {
                 member.held = member.held.saturating_add(1);
-                slot.hand_over(name, now);
+                slot.hand_over(name, &self.members, now);
             }
         }
     }
@@ -51,7 +51,7 @@ impl Hold {
         let settled = self.slots.iter_mut().rev().filter(|(_, slot)| is_settled(slot));
         for (number, slot) in settled {
             if let Some((name, _)) = idle.iter().find(|(_, member)| member.copies.contains(number)) {
-                return slot.hand_over(name, now);
+                return slot.hand_over(name, &self.members, now);
             }
         }
     }

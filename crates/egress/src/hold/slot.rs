@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{
-    Cause, Lease, MAX_TERM, Member, Outcome, PROMISE, Report, VALIDITY, WRITABLE, WRITE, Write, WriteKind,
+    Cause, Held, LINGER, Lease, MAX_TERM, Member, Outcome, PROMISE, Report, VALIDITY, WRITABLE, WRITE, Write,
+    WriteKind,
 };
 
 /// Not to take the slot from a holder.
@@ -43,6 +44,8 @@ pub(super) struct Slot {
     pub(super) is_to_go: bool,
     /// It was given up, and the Lease does not say so yet.
     given_up: Option<GivenUp>,
+    /// It was handed over, and may be used a little longer.
+    lingers: Option<Held>,
 }
 
 #[derive(Debug, Clone)]
@@ -91,6 +94,9 @@ impl Slot {
         if lease.holder.as_deref() != Some(own) {
             self.given_up = None;
             self.lose();
+        }
+        if let Some(lingers) = &mut self.lingers {
+            lingers.is_taken_over = lease.holder.is_some();
         }
         if self.claim.is_some_and(|claim| claim < lease.term) {
             self.lose();
@@ -180,18 +186,32 @@ impl Slot {
         confirmed.map_or(Duration::ZERO, |at| at.saturating_add(VALIDITY))
     }
 
+    /// Until when it may be used, with its term.
+    pub(super) fn held(&self, members: &BTreeMap<String, Member>, now: Duration) -> Option<Held> {
+        let claimed =
+            self.claim.map(|term| Held { term, until: self.valid_until(members, now), is_taken_over: false });
+        claimed.or(self.lingers).filter(|held| held.until > now)
+    }
+
     pub(super) fn is_given_up(&self) -> bool {
         self.given_up.is_some()
     }
 
     /// Gives the slot up to another gateway if the API server has just taken a write of its Lease, and else has that tried first: what was
-    /// given up and cannot be released would be held by no gateway.
-    pub(super) fn hand_over(&mut self, successor: &str, now: Duration) {
+    /// given up and cannot be released would be held by no gateway. It lingers, so that packets find one of both gateways at any time.
+    pub(super) fn hand_over(&mut self, successor: &str, members: &BTreeMap<String, Member>, now: Duration) {
         let is_writable = self.answered.is_some_and(|at| now < at.saturating_add(WRITABLE));
-        match (self.claim, is_writable && self.in_flight.is_none()) {
-            (None, _) => {}
-            (Some(_), true) => self.give_up(Some(successor.to_owned())),
-            (Some(_), false) => self.is_to_go = true,
+        match (self.held(members, now), is_writable && self.in_flight.is_none()) {
+            _ if self.claim.is_none() => {}
+            (held, true) => {
+                // Else the gateway before this one may linger still.
+                let is_settled = self.taken.is_none_or(|at| now >= at.saturating_add(LINGER));
+                let until = now.saturating_add(LINGER);
+                self.give_up(Some(successor.to_owned()));
+                self.lingers =
+                    held.filter(|_| is_settled).map(|held| Held { until: held.until.min(until), ..held });
+            }
+            (_, false) => self.is_to_go = true,
         }
     }
 
@@ -204,6 +224,7 @@ impl Slot {
     pub(super) fn give_up(&mut self, successor: Option<String>) {
         let term = self.claim.unwrap_or(0);
         self.lose();
+        self.lingers = None;
         self.given_up = Some(GivenUp { term, successor });
         // The first write does not wait for the interval of renewals.
         self.wrote = None;
@@ -280,7 +301,7 @@ impl Slot {
         if self.claim == Some(term) {
             return None;
         }
-        (self.claim, self.taken) = (Some(term), Some(now));
+        (self.claim, self.taken, self.lingers) = (Some(term), Some(now), None);
         self.acked.clear();
         Some(match (write.kind, before) {
             (WriteKind::Renew, _) => Cause::Restart,

@@ -37,8 +37,8 @@ struct Gateway {
     stalled_until: u64,
     offset: u64,
     drift: i64,
-    /// What its kernel has, which outlives the process: until when on its clock.
-    kernel: BTreeMap<u32, Duration>,
+    /// What its kernel has, which outlives the process: until when on its clock, and whether the slot was handed over.
+    kernel: BTreeMap<u32, (Duration, bool)>,
     requests: Vec<(Write, Duration)>,
     /// What arrived while it was stalled.
     inbox: Vec<Event>,
@@ -70,6 +70,8 @@ pub(super) struct Simulation {
     watches: BTreeMap<usize, u64>,
     /// By slot: when it was held last, and pauses with their ends.
     held: BTreeMap<u32, u64>,
+    /// By slot: when one gateway at most used it, last.
+    both: BTreeMap<u32, u64>,
     gaps: Vec<(u64, u64)>,
     log: Vec<String>,
 }
@@ -113,6 +115,7 @@ impl Simulation {
             queued: 0,
             watches: BTreeMap::new(),
             held: BTreeMap::new(),
+            both: BTreeMap::new(),
             gaps: Vec::new(),
             log: Vec::new(),
         };
@@ -407,7 +410,8 @@ impl Simulation {
         let held = hold.held(now);
         let undecided = hold.undecided();
         gateway.kernel.retain(|slot, _| undecided.contains(slot));
-        gateway.kernel.extend(held.into_iter().map(|(slot, held)| (slot, held.until)));
+        let lingers = |slot: &u32| hold.slots[slot].claim.is_none();
+        gateway.kernel.extend(held.into_iter().map(|(slot, held)| (slot, (held.until, lingers(&slot)))));
         gateway.requests.extend(writes.iter().map(|write| (write.clone(), now)));
         let life = gateway.life;
         for (write, _) in late {
@@ -430,7 +434,7 @@ impl Simulation {
     /// Whose kernel lets packets pass with the addresses of a slot.
     fn users(&self, slot: u32) -> Vec<usize> {
         let uses = |gateway: &Gateway| {
-            gateway.kernel.get(&slot).is_some_and(|until| gateway.clock(self.now) < *until)
+            gateway.kernel.get(&slot).is_some_and(|(until, _)| gateway.clock(self.now) < *until)
         };
         (0..self.api()).filter(|number| uses(&self.gateways[*number])).collect()
     }
@@ -438,7 +442,13 @@ impl Simulation {
     fn check(&mut self) -> Result<(), TestCaseError> {
         for slot in 0..u32::try_from(self.leases.len()).unwrap() {
             let users = self.users(slot);
-            if users.len() > 1 {
+            let lingers = |number: &&usize| self.gateways[**number].kernel[&slot].1;
+            let lingering = users.iter().filter(lingers).count();
+            if users.len() < 2 {
+                self.both.insert(slot, self.now);
+            }
+            let both = self.now - self.both.get(&slot).copied().unwrap_or(0);
+            if users.len() > lingering + 1 || lingering > 1 || both > 1000 {
                 let text = format!("slot {slot} is held by {users:?}: {self:?}");
                 return Err(TestCaseError::fail(text));
             }

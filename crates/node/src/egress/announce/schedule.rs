@@ -6,10 +6,8 @@ use std::time::{Duration, Instant};
 
 use fairlead_dataplane::source_addresses::Uplink;
 
-/// How often they are told: a frame may be lost.
-const TIMES: u32 = 3;
-/// Time between two frames of an address.
-const INTERVAL: Duration = Duration::from_millis(100);
+/// When they are told again: a frame may be lost, and for 0.9 s another node may answer for an address that its gateway has handed over.
+const AGAIN: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(1000)];
 
 /// What is to be sent. Bounded by the addresses of this node's gateways and its links.
 #[derive(Debug, Default)]
@@ -18,8 +16,9 @@ pub(super) struct Schedule(BTreeMap<(IpAddr, u32), Entry>);
 #[derive(Debug)]
 struct Entry {
     uplink: Uplink,
-    left: u32,
-    at: Instant,
+    /// When it is told next, and how long after that again.
+    at: Option<Instant>,
+    again: std::slice::Iter<'static, Duration>,
 }
 
 impl Schedule {
@@ -29,7 +28,7 @@ impl Schedule {
             here.iter().any(|(it, uplink)| (it, &uplink.link) == (address, link))
         });
         for (address, uplink) in here {
-            let new = || Entry { uplink: uplink.clone(), left: TIMES, at: now };
+            let new = || Entry { uplink: uplink.clone(), at: Some(now), again: AGAIN.iter() };
             self.0.entry((*address, uplink.link)).or_insert_with(new);
         }
     }
@@ -38,9 +37,8 @@ impl Schedule {
     pub(super) fn due(&mut self, now: Instant) -> Vec<(IpAddr, Uplink)> {
         let mut due = Vec::new();
         for ((address, _), entry) in &mut self.0 {
-            if entry.left > 0 && entry.at <= now {
-                entry.left = entry.left.saturating_sub(1);
-                entry.at = now.checked_add(INTERVAL).unwrap_or(now);
+            if entry.at.is_some_and(|at| at <= now) {
+                entry.at = entry.again.next().and_then(|wait| now.checked_add(*wait));
                 due.push((*address, entry.uplink.clone()));
             }
         }
@@ -49,7 +47,7 @@ impl Schedule {
 
     /// When something is due next.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.0.values().filter(|entry| entry.left > 0).map(|entry| entry.at).min()
+        self.0.values().filter_map(|entry| entry.at).min()
     }
 }
 
@@ -76,7 +74,7 @@ mod tests {
             (counts, now - from)
         };
         schedule.set(&here, start);
-        assert_eq!(told(&mut schedule, start), (vec![2, 2, 2], 2 * INTERVAL));
+        assert_eq!(told(&mut schedule, start), (vec![2, 2, 2], AGAIN.iter().sum()));
         schedule.set(&here, start);
         assert_eq!(schedule.next(), None);
         schedule.set(&here[..1], start);
