@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use testbed_lab::eventually;
 
 use crate::BED;
-use crate::bed::{Pod, Room, TIMEOUT, network, server};
+use crate::bed::{Pod, Room, TIMEOUT, fairlead, network, server};
 use crate::outside::{IN_DOMESTIC, ask_by_udp, connect, echoed, no_client_address_was_seen, outside, run};
 use crate::setup::{DOMESTIC, INTERNET, addresses, clients, connects_once, gateways};
 
@@ -110,6 +110,56 @@ fn pods_that_ask_for_no_gateway_are_not_translated_by_one() {
         let (_, seen) = connect(&place, outside.addresses()[0]).unwrap();
         assert!(!all.contains(&seen), "{pod:?} came from {seen}");
     }
+}
+
+/// A server outside complains about an address and a port: gateways and their logs name the pod.
+#[test]
+fn the_pod_that_used_an_address_and_a_port_is_found() {
+    let cluster = BED.shared();
+    let room = Room::new(&cluster, "who");
+    outside(&cluster);
+    let pod = clients(&room, 1).remove(0);
+    let patch = |value: bool| {
+        let patch = format!(r#"{{"spec":{{"logConnections":{value}}}}}"#);
+        let words = ["-n", DOMESTIC, "patch", "egress", "nat", "--type=merge", "-p", &patch];
+        cluster.kubectl(&words).unwrap();
+    };
+    patch(true);
+    let (connection, seen) = connect(&network(&cluster, &pod), IN_DOMESTIC).unwrap();
+    let gateways = gateways(&cluster, DOMESTIC).unwrap();
+    let gateway = gateways.iter().find(|gateway| gateway.addresses.contains(&seen)).unwrap();
+    let place = cluster.node(&gateway.node).unwrap().pod_network(gateway.addresses[0]).unwrap();
+    let client = pod.addresses[0];
+    let listed = run(&place, &format!("conntrack -L -p tcp -s {client} -d {IN_DOMESTIC}")).unwrap();
+    let port = listed.split_whitespace().filter_map(|word| word.strip_prefix("dport=")).next_back().unwrap();
+    let (source, egress) = (seen.to_string(), format!("{DOMESTIC}/nat"));
+    let ask = ["egress", "who", &source, port, "--egress", &egress, "-o", "json"];
+    let name = format!("who/{}", pod.name);
+    let is_known = |ended: bool| {
+        let (code, text, _) = fairlead(&cluster, &ask)?;
+        let report: serde_json::Value = serde_json::from_str(&text)?;
+        let known = &report["connections"][0];
+        let found =
+            format!("{}/{}", known["namespace"].as_str().unwrap_or(""), known["pod"].as_str().unwrap_or(""));
+        ensure!(code == Some(0) && found == name && known["end"].is_string() == ended, "{report:#}");
+        Ok(())
+    };
+    eventually(TIMEOUT, || is_known(false)).unwrap();
+    drop(connection);
+    run(&place, &format!("conntrack -D -p tcp -s {client} -d {IN_DOMESTIC}")).unwrap();
+    eventually(TIMEOUT, || is_known(true)).unwrap();
+    let logged = || {
+        let log = cluster.kubectl(&["-n", DOMESTIC, "logs", &gateway.name])?;
+        let has = |line: &str| {
+            line.contains(&pod.name) && line.contains(&client.to_string()) && line.contains(port)
+        };
+        ensure!(log.lines().any(has), "no line of this connection:\n{log}");
+        Ok(())
+    };
+    eventually(TIMEOUT, logged).unwrap();
+    patch(false);
+    let (code, ..) = fairlead(&cluster, &["egress", "who", &source, "1", "--egress", &egress]).unwrap();
+    assert_eq!(code, Some(3), "no connection has that port");
 }
 
 /// Ready means that the gateways know the pod.
