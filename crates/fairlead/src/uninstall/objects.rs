@@ -26,6 +26,8 @@ const MONITORING: &str = "monitoring.coreos.com";
 const DEPLOYMENT: Kind = Kind("apps", "v1", "Deployment", "deployments", true);
 const DAEMON_SET: Kind = Kind("apps", "v1", "DaemonSet", "daemonsets", true);
 const SERVICE_ACCOUNT: Kind = Kind("", "v1", "ServiceAccount", "serviceaccounts", true);
+const ROLE: Kind = Kind(RBAC, "v1", "Role", "roles", true);
+const ROLE_BINDING: Kind = Kind(RBAC, "v1", "RoleBinding", "rolebindings", true);
 const CONFIG_MAP: Kind = Kind("", "v1", "ConfigMap", "configmaps", true);
 
 /// Kinds of which everything with our label is deleted, in the namespaces of [`NAMESPACES`]. Rights come last.
@@ -40,8 +42,8 @@ const LABELLED: [Kind; 13] = [
     // The managed relay and what it has.
     Kind("", "v1", "Namespace", "namespaces", false),
     SERVICE_ACCOUNT,
-    Kind(RBAC, "v1", "RoleBinding", "rolebindings", true),
-    Kind(RBAC, "v1", "Role", "roles", true),
+    ROLE_BINDING,
+    ROLE,
     Kind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", false),
     Kind(RBAC, "v1", "ClusterRole", "clusterroles", false),
 ];
@@ -97,7 +99,7 @@ pub(super) async fn delete_rest(client: &Client) -> anyhow::Result<()> {
             delete(client, &CONFIG_MAP, SYSTEM_NAMESPACE, &object).await?;
         }
     }
-    delete_gateway_accounts(client).await?;
+    delete_rights_of_gateways(client).await?;
     for kind in &LABELLED {
         let namespaces = if kind.4 { &NAMESPACES[..] } else { &[SYSTEM_NAMESPACE] };
         for namespace in namespaces {
@@ -109,13 +111,15 @@ pub(super) async fn delete_rest(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The ServiceAccounts of gateways, which no Egress owns: those of a namespace share one.
-async fn delete_gateway_accounts(client: &Client) -> anyhow::Result<()> {
-    let api: Api<DynamicObject> = Api::all_with(client.clone(), &SERVICE_ACCOUNT.resource());
-    let found = api.list_metadata(&ListParams::default().labels(&selector_of_all())).await;
-    for account in found.context("cannot list serviceaccounts")?.items {
-        let namespace = account.namespace().unwrap_or_default();
-        delete(client, &SERVICE_ACCOUNT, &namespace, &account.name_any()).await?;
+/// What gateways of a namespace share, so that no Egress owns it: ServiceAccounts, and the right to the Leases of source addresses.
+async fn delete_rights_of_gateways(client: &Client) -> anyhow::Result<()> {
+    for kind in [ROLE_BINDING, ROLE, SERVICE_ACCOUNT] {
+        let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind.resource());
+        let found = api.list_metadata(&ListParams::default().labels(&selector_of_all())).await;
+        for object in found.with_context(|| format!("cannot list {}", kind.3))?.items {
+            let namespace = object.namespace().unwrap_or_default();
+            delete(client, &kind, &namespace, &object.name_any()).await?;
+        }
     }
     Ok(())
 }
