@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use fairlead_address::IpFamily;
 use fairlead_api::fou::is_link_name;
@@ -18,6 +19,9 @@ use fairlead_dataplane::uplink::{forward_in_gateway, forwards, is_reverse_path_s
 use fairlead_fou::{ClientTraffic, Counters, Peer, Settings, TunnelLink, Tunnels, link_mtu, link_name};
 use fairlead_netlink::route::{KIND_IFB, KIND_IP6TNL, KIND_IPIP, Link, RouteSocket, delete_link};
 use ipnet::IpNet;
+
+/// How long packets that a tunnel of the kernel has received may wait for a processor (`gro_cells`): deleting the link drops them.
+const UNDER_WAY: Duration = Duration::from_millis(100);
 
 /// Where the data path is, and how it sends.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -142,6 +146,7 @@ impl Plane {
         };
         let clients = desired.clients.iter().filter_map(link).collect();
         let changes = self.set(desired, uplink, &present.ours, clients)?;
+        std::thread::sleep(UNDER_WAY);
         Ok(changes.saturating_add(delete_all_but(&present.kernel, &BTreeSet::new())?))
     }
 
