@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ struct Fake {
 
 impl Fake {
     fn start(home: &Home, port: u16, answer: impl Fn(&[u8]) -> Vec<Vec<u8>> + Send + 'static) -> Self {
-        let socket = home.router.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap());
+        let socket = home.router.run(|| bind(port));
         socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
         let ends = Arc::new(AtomicBool::new(false));
         let until = Arc::clone(&ends);
@@ -39,6 +39,20 @@ impl Fake {
             }
         });
         Self { ends, thread: Some(thread) }
+    }
+}
+
+/// A child of this process has every socket from its fork(2) to its execve(2): while another test starts a program, the socket of an earlier
+/// [`Fake`] may still be open.
+fn bind(port: u16) -> UdpSocket {
+    let start = Instant::now();
+    loop {
+        match UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && start.elapsed() < 10 * ATTEMPT => {
+                thread::sleep(Duration::from_millis(10));
+            }
+            result => return result.unwrap(),
+        }
     }
 }
 
