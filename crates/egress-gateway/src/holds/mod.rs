@@ -240,9 +240,7 @@ impl Holds {
             let heartbeat = machine::to_wire(&heartbeat);
             members.keys().for_each(|member| self.transport.heartbeat(member, heartbeat.clone()));
         }
-        let is_standby =
-            deadlines.is_empty() || (!held.is_empty() && held.values().all(|it| it.is_taken_over));
-        self.publish(slots, &addresses, is_standby);
+        self.publish(slots, &addresses, is_standby(&held, &deadlines));
         if held.keys().ne(done.held.keys()) || is_old(done.told, TELL) {
             self.tell_nodes(slots, &held, &deadlines);
             self.metrics.set(&held, since);
@@ -352,6 +350,12 @@ fn is_other(deadlines: &BTreeMap<IpAddr, Instant>, told: &BTreeMap<IpAddr, Insta
         told.get(address).is_some_and(|told| told.saturating_duration_since(*until) > TICK)
     };
     deadlines.keys().ne(told.keys()) || deadlines.iter().any(ends_earlier)
+}
+
+/// Whether clients should send to other gateways: this one may use nothing, or for a moment only what others have taken over.
+fn is_standby(held: &BTreeMap<u32, Held>, deadlines: &BTreeMap<IpAddr, Instant>) -> bool {
+    let is_taken_over = !held.is_empty() && held.values().all(|held| held.is_taken_over);
+    deadlines.is_empty() || is_taken_over
 }
 
 /// What the data path does when these addresses are held.
