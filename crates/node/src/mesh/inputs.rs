@@ -381,6 +381,9 @@ impl InputReader {
             uses_discovery: settings.discovery.is_some(),
             now,
         };
+        if let Some(sources) = self.network.source_nodes.borrow_and_update().clone() {
+            facts.sources = sources;
+        }
         facts.members = self.membership.with_saved(facts.members, &view, &mut facts.problems);
         // The key may have been replaced since.
         for own in facts.members.iter_mut().filter(|member| member.name == self.node) {
@@ -411,9 +414,8 @@ impl InputReader {
         }
         let api_server = self.api_server.borrow().clone().ok_or(MeshFailure::WaitingForApiServer)?;
         // Without it, the claim of the node that holds a source address would not count for a moment.
-        if self.network.source_nodes.borrow().is_none() {
-            return Err(MeshFailure::WaitingForApiServer);
-        }
+        let sources = self.network.source_nodes.borrow_and_update().clone();
+        let sources = sources.ok_or(MeshFailure::WaitingForApiServer)?;
         let mut problems = Vec::new();
         let mesh = super::selected(&self.meshes).ok_or(MeshFailure::NoMesh)?;
         let node = self.nodes.store.get(&ObjectRef::new(&self.node));
@@ -436,13 +438,13 @@ impl InputReader {
         };
         let members = self.membership.members(own, &view, &mut problems);
         let services = service_prefixes(&self.service_ranges);
-        Ok(Facts { mesh, node, members, api_server, services, problems })
+        Ok(Facts { mesh, node, members, api_server, services, sources, problems })
     }
 
     fn inputs(&mut self, facts: Facts) -> Inputs {
         let Keys { private_key, public_key, previous, .. } =
             self.network.mesh_identity.keys.borrow_and_update().clone();
-        let Facts { mesh, node, mut members, api_server, services, problems: of_members } = facts;
+        let Facts { mesh, node, mut members, api_server, services, sources, problems: of_members } = facts;
         if mesh.spec.discovery.is_none() {
             // What was known of discovery before counts no more.
             members.retain(|member| !member.is_discovered);
@@ -473,7 +475,6 @@ impl InputReader {
         let before = self.last.as_ref().map(|last| last.members.as_slice()).unwrap_or_default();
         let members = shared(members, before);
         let claims = self.claims(&settings, &node);
-        let sources = self.network.source_nodes.borrow_and_update().clone().unwrap_or_default();
         Inputs {
             node: self.node.clone(),
             private_key,

@@ -4,7 +4,7 @@
 mod departed;
 mod discovered;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use fairlead_api::resources::WireKubeMesh;
 use fairlead_api::wireguard::{PresharedKey, PublicKey};
-use fairlead_topology::{Endpoints, External, InternalAddress, Member, Since, Site, Sources};
+use fairlead_topology::{Endpoints, External, InternalAddress, Member, Since, Site, SourceNodes, Sources};
 use ipnet::IpNet;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeStatus};
@@ -55,6 +55,8 @@ pub(super) struct Facts {
     pub(super) api_server: Vec<SocketAddr>,
     /// Where Services have their addresses.
     pub(super) services: Vec<IpNet>,
+    /// Which nodes may have source addresses of egress gateways.
+    pub(super) sources: Arc<BTreeMap<IpAddr, SourceNodes>>,
     /// What could not be read.
     pub(super) problems: Vec<SourceProblem>,
 }
@@ -91,6 +93,8 @@ struct Content {
     api_server: Vec<SocketAddr>,
     #[serde(default)]
     services: Vec<IpNet>,
+    #[serde(default)]
+    sources: BTreeMap<IpAddr, SavedSource>,
     #[serde(default)]
     departures: SavedDepartures,
 }
@@ -166,6 +170,15 @@ struct SavedSite {
     is_public: bool,
     #[serde(default)]
     networks: Vec<IpNet>,
+}
+
+/// A [`SourceNodes`].
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SavedSource {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    holder: Option<String>,
+    gateways: BTreeSet<String>,
 }
 
 /// The preshared key is here as the private key is beside it: only the owner may read either file.
@@ -292,6 +305,20 @@ impl TryFrom<SavedMember> for Member {
     }
 }
 
+impl From<&SourceNodes> for SavedSource {
+    fn from(nodes: &SourceNodes) -> Self {
+        let SourceNodes { holder, gateways } = nodes.clone();
+        Self { holder, gateways }
+    }
+}
+
+impl From<SavedSource> for SourceNodes {
+    fn from(saved: SavedSource) -> Self {
+        let SavedSource { holder, gateways } = saved;
+        Self { holder, gateways }
+    }
+}
+
 impl From<Site> for SavedSite {
     fn from(site: Site) -> Self {
         let Site { location, internal, is_leader, is_public, networks } = site;
@@ -359,12 +386,14 @@ impl StateFile {
         ensure!(content.version == VERSION, "it has format {}, not {VERSION}", content.version);
         ensure!(content.node == self.node, "it is of node {}", content.node);
         let members = content.members.into_iter().map(Member::try_from);
+        let sources = content.sources.into_iter().map(|(address, nodes)| (address, nodes.into()));
         let facts = Facts {
             mesh: Arc::new(content.mesh),
             node: Arc::new(content.node_object),
             members: members.collect::<Result<_>>()?,
             api_server: content.api_server,
             services: content.services,
+            sources: Arc::new(sources.collect()),
             problems: vec![SourceProblem::ApiServerSilent { saved: content.saved.to_string() }],
         };
         let departures = content.departures.restored(now)?;
@@ -387,6 +416,7 @@ impl StateFile {
             members: of_cluster(&inputs.members).map(SavedMember::from).collect(),
             api_server: inputs.api_server.clone(),
             services: inputs.services.clone(),
+            sources: inputs.sources.iter().map(|(address, nodes)| (*address, nodes.into())).collect(),
             departures: SavedDepartures::of(&inputs.departures, (instant, now)),
         };
         Ok(state_file::replace(&self.path(), &serde_json::to_vec(&content)?)?)

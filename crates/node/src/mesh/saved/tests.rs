@@ -28,10 +28,19 @@ fn unsaved() -> Unsaved {
         External { preshared_key: Some(PresharedKey([9; 32])), entry_nodes: vec!["node-0003".to_owned()] };
     let laptop = Member { public_key: Some(key(4)), external: Some(external), ..Member::of_peer("laptop") };
     let services = vec!["10.96.0.0/12".parse().unwrap(), "fd96::/112".parse().unwrap()];
+    let gateways = ["node-0002", "node-0003"].map(str::to_owned);
+    let held = SourceNodes { holder: Some("node-0003".to_owned()), gateways: gateways.clone().into() };
+    let free = SourceNodes { holder: None, gateways: gateways.into() };
+    let sources = [("192.0.2.40", held), ("2001:db8::40", free)];
+    let sources = sources.map(|(address, nodes)| (address.parse().unwrap(), nodes));
     Unsaved {
         mesh: Arc::new(serde_json::from_value(mesh).unwrap()),
         node: Arc::new(serde_json::from_value(node).unwrap()),
-        inputs: Arc::new(Inputs { services, ..inputs([member(1), member(2), third, laptop]) }),
+        inputs: Arc::new(Inputs {
+            services,
+            sources: Arc::new(sources.into()),
+            ..inputs([member(1), member(2), third, laptop])
+        }),
     }
 }
 
@@ -61,6 +70,12 @@ fn what_is_written_is_read_again() {
     assert!(facts.members.into_iter().eq(untold));
     assert_eq!(facts.api_server, unsaved.inputs.api_server);
     assert_eq!(facts.services, unsaved.inputs.services);
+    assert_eq!(facts.sources, unsaved.inputs.sources);
+    let text = fs::read_to_string(file.path()).unwrap();
+    let mut earlier: serde_json::Value = serde_json::from_str(&text).unwrap();
+    earlier.as_object_mut().unwrap().remove("sources");
+    let earlier = file.parse(&serde_json::to_vec(&earlier).unwrap(), at(2)).unwrap();
+    assert!(earlier.facts.sources.is_empty(), "a file of a version that did not save them");
     assert_eq!(facts.mesh.spec, unsaved.mesh.spec);
     assert_eq!(facts.node.metadata.annotations, unsaved.node.metadata.annotations);
     assert!(facts.node.metadata.labels.is_none(), "as little as the mesh needs");
