@@ -124,11 +124,11 @@ pub struct EgressSpec {
 pub struct EgressSelector {
     /// Labels of their Namespace. Without it, they are in the namespace of the Egress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "undescribed::<LabelSelector>")]
+    #[schemars(schema_with = "label_selector_schema")]
     pub namespace_selector: Option<LabelSelector>,
     /// Their labels. Without it, all pods of the namespaces are meant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "undescribed::<LabelSelector>")]
+    #[schemars(schema_with = "label_selector_schema")]
     pub pod_selector: Option<LabelSelector>,
 }
 
@@ -150,6 +150,13 @@ pub struct EgressHealthCheck {
     #[schemars(range(min = 1, max = 100))]
     pub failure_threshold: u32,
 }
+
+/// Most labels, or expressions, of a selector, and most values of an expression.
+const MAX_REQUIREMENTS: u32 = 64;
+const MAX_LABEL_VALUES: u32 = 1000;
+/// Longest label value, and longest key: a DNS subdomain, `/`, and a name of 63 characters.
+const LABEL_LENGTH: u32 = 63;
+const LABEL_KEY_LENGTH: u32 = 317;
 
 /// `spec.drainSeconds` of an Egress that does not say it, and `--drain-seconds` of gateways that are not told.
 pub const DEFAULT_DRAIN_SECONDS: u32 = 300;
@@ -235,6 +242,7 @@ pub struct EgressStatus {
     pub selector: Option<String>,
     /// Source addresses that the controller permits, and which gateway holds them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
     pub source_addresses: Vec<EgressSourceAddress>,
     /// Ranges of the cluster outside of private networks, joined: pools, ServiceCIDRs, addresses and podCIDRs of Nodes. Client pods reach
     /// them by eth0. Not given before they are known.
@@ -252,9 +260,11 @@ pub struct EgressStatus {
 #[serde(rename_all = "camelCase")]
 pub struct EgressSourceAddress {
     /// At most one of each family.
+    #[schemars(length(max = 2), inner(length(max = 45)))]
     pub addresses: Vec<String>,
     /// The pod that holds them, if one does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
     pub gateway: Option<String>,
 }
 
@@ -279,6 +289,23 @@ fn pod_spec_schema(generator: &mut SchemaGenerator) -> Schema {
         Value::String("A pod spec as in a Deployment; containers may be left out.".to_owned()),
     );
     schema
+}
+
+/// A label selector of a bounded size: node programs compare every pod of theirs with it. Keys and values are as long as those of labels can be.
+fn label_selector_schema(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = undescribed::<LabelSelector>(generator).to_value();
+    let mut bound = |pointer: &str, bounds: &[(&str, u32)]| {
+        if let Some(Value::Object(part)) = schema.pointer_mut(pointer) {
+            part.extend(bounds.iter().map(|(bound, most)| ((*bound).to_owned(), Value::from(*most))));
+        }
+    };
+    bound("/properties/matchLabels", &[("maxProperties", MAX_REQUIREMENTS)]);
+    bound("/properties/matchLabels/additionalProperties", &[("maxLength", LABEL_LENGTH)]);
+    bound("/properties/matchExpressions", &[("maxItems", MAX_REQUIREMENTS)]);
+    bound("/properties/matchExpressions/items/properties/key", &[("maxLength", LABEL_KEY_LENGTH)]);
+    bound("/properties/matchExpressions/items/properties/values", &[("maxItems", MAX_LABEL_VALUES)]);
+    bound("/properties/matchExpressions/items/properties/values/items", &[("maxLength", LABEL_LENGTH)]);
+    Schema::try_from(schema).unwrap_or_default()
 }
 
 /// Values as Kubernetes accepts them in labels, so that the API server rejects a wrong one here and not in the Deployment.
