@@ -28,6 +28,9 @@ use crate::uplink::{SysctlError, has_ipv6};
 pub use replies::{Replies, reply_differences, sync_replies};
 pub use steps::{Occupied, Present, Step, Steps, steps};
 
+/// Protocol of Coil's rules of egress, and of ours (`RTPROT_UNSPEC`, `linux/rtnetlink.h`).
+pub(crate) const RULE_PROTOCOL: u8 = 0;
+
 /// What a client pod has of one address family.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ClientRouting {

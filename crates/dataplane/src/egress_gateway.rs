@@ -57,6 +57,7 @@ use fairlead_netlink::{Family, Result, Socket, conntrack};
 use ipnet::IpNet;
 use nix::libc;
 
+use crate::egress_client::RULE_PROTOCOL;
 use crate::nft_table::Applied;
 use crate::routes::sync_table;
 
@@ -65,8 +66,6 @@ pub use sources::{Holding, SourceTable, Sources};
 /// `srcnat` and `filter` (`NF_IP_PRI_NAT_SRC`, `NF_IP_PRI_FILTER`).
 const PRIORITY_POSTROUTING: i32 = 100;
 const PRIORITY_FORWARD: i32 = 0;
-/// Rules of egress have no protocol, as Coil's.
-const RULE_PROTOCOL: u8 = 0;
 /// Offset of the flags in the TCP header, and two of them (RFC 9293, section 3.1).
 const TCP_FLAGS: u32 = 13;
 const TCP_SYN: u8 = 0x02;

@@ -6,13 +6,12 @@
 //! oifgroup 116 accept
 //! oifname "wire_kube" accept (and the same for tunnels inside of the location)
 //! ip daddr @cluster_ipv4 accept
-//! ip saddr @sources_ipv4 accept
 //! ip saddr @pods_ipv4 masquerade fully-random
 //! ```
 //!
 //! Packets to pods of this node and into the mesh keep their source, and so do those to a cluster address by any other way. A
-//! Service's address has been replaced by a pod's before (kube-proxy, hook prerouting). Source addresses of egress gateways stay: only
-//! the gateway that holds one can send with it ([`crate::pods::check_sources`]). The hook sees the first packet of a connection only.
+//! Service's address has been replaced by a pod's before (kube-proxy, hook prerouting). Source addresses of egress gateways stay, since they lie
+//! in no pool. The hook sees the first packet of a connection only.
 
 use std::collections::BTreeMap;
 
@@ -34,8 +33,6 @@ pub struct Masquerade {
     pub pods: Vec<IpNet>,
     /// Destinations inside of the cluster, and others that see pods' addresses; in any order, they may overlap.
     pub cluster: Vec<IpNet>,
-    /// Source addresses of egress gateways of this node.
-    pub sources: Vec<IpNet>,
     /// Names of the mesh's device, and of tunnels beside it.
     pub mesh_devices: Vec<String>,
 }
@@ -67,17 +64,14 @@ fn table(wanted: &Masquerade) -> Table {
         .map(|device| vec![Expression::LoadMeta(Meta::OutputInterface), Expression::is_interface(device)]);
     let mut rules: Vec<Rule> = [to_pod].into_iter().chain(into_mesh).map(accept).collect();
     let mut sets = BTreeMap::new();
-    for (family, cluster, sources, pods) in [
-        (IpFamily::V4, "cluster_ipv4", "sources_ipv4", "pods_ipv4"),
-        (IpFamily::V6, "cluster_ipv6", "sources_ipv6", "pods_ipv6"),
-    ] {
+    for (family, cluster, pods) in
+        [(IpFamily::V4, "cluster_ipv4", "pods_ipv4"), (IpFamily::V6, "cluster_ipv6", "pods_ipv6")]
+    {
         rules.push(accept(Expression::address_in(family, AddressEnd::Destination, cluster)));
-        rules.push(accept(Expression::address_in(family, AddressEnd::Source, sources)));
         let mut hide = Expression::address_in(family, AddressEnd::Source, pods);
         hide.push(Expression::Masquerade);
         rules.push(Rule(hide));
         sets.insert(cluster.to_owned(), IntervalSet::from_prefixes(family, &wanted.cluster));
-        sets.insert(sources.to_owned(), IntervalSet::from_prefixes(family, &wanted.sources));
         sets.insert(pods.to_owned(), IntervalSet::from_prefixes(family, &wanted.pods));
     }
     let chain = Chain { hook: Hook::NatPostrouting, priority: PRIORITY, rules };

@@ -6,9 +6,7 @@
 //! none. It runs when [`KernelWatch`] reports a change, and as a sweep: the kernel does not report the IPv4 routes of a
 //! link that goes down.
 
-use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,7 +16,6 @@ use fairlead_api::resources::{AddressPool, WireKubeMesh};
 use fairlead_cluster::caches::{Cache, Refusal};
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_dataplane::forwarding::ForwardRules;
-use fairlead_dataplane::masquerade::Masquerade;
 use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::pods::{self, Attached, HostEnds, Repair};
 use fairlead_dataplane::routing_ids::RoutingIds;
@@ -26,7 +23,6 @@ use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use fairlead_dataplane::{forwarding, masquerade, routes};
 use fairlead_netlink::route::Change;
 use ipnet::IpNet;
-use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use crate::container_locks::{ContainerLocks, Guard};
@@ -54,8 +50,6 @@ pub(crate) struct PodNetwork {
     pub(crate) meshes: Arc<Cache<WireKubeMesh>>,
     /// Tell the networks of pods of other plugins.
     pub(crate) peers: Arc<Cache<CachedPeer>>,
-    /// Source addresses of egress gateways on this node.
-    pub(crate) sources: watch::Receiver<BTreeSet<IpAddr>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) problems: PodNetworkProblems,
 }
@@ -101,7 +95,6 @@ impl PodNetwork {
 
     async fn run(self, mut kernel: KernelChanges) -> Infallible {
         let (mut pools, mut meshes) = (self.pools.subscribe(), self.meshes.subscribe());
-        let mut sources = self.sources.clone();
         let (mut blocks, mut firewalls) = (None, ForwardRules::default());
         loop {
             let mut problems = Vec::new();
@@ -126,7 +119,6 @@ impl PodNetwork {
                     () = self.ipam.blocks_changed() => {}
                     _ = pools.changed() => {}
                     _ = meshes.changed() => {}
-                    Ok(()) = sources.changed() => {}
                 }
             };
             let _ = timeout(SWEEP_INTERVAL, changed).await;
@@ -214,11 +206,10 @@ impl PodNetwork {
         }
         let (pools, mesh) = (self.pools.store.state(), mesh::selected(&self.meshes));
         let pod_networks = self.pod_networks(mesh.as_deref());
-        let sources = self.sources.borrow().iter().copied().map(IpNet::from).collect();
         let apply = move || {
             let connected = HostNetwork::read()?.connected_prefixes(&Ignored::default());
             let wanted = desired::masquerade(&pools, mesh.as_deref(), &pod_networks, connected);
-            masquerade::apply(&Masquerade { sources, ..wanted })
+            masquerade::apply(&wanted)
         };
         let applied = tokio::task::spawn_blocking(apply).await?;
         let applied = applied

@@ -23,15 +23,13 @@ use fairlead_netlink::route::{
     Mark, Route, RouteKind, RouteSocket, Rule as RoutingRule, TABLE_MAIN, add_rule, delete_rule,
 };
 
-use super::Error;
+use super::{Error, RULE_PROTOCOL};
 use crate::nft_table::{self, Applied};
 use crate::routes::{send, table_difference};
 use crate::uplink::{answer_by_mark, has_ipv6};
 
 /// `NF_IP_PRI_MANGLE` (`linux/netfilter_ipv4.h`)
 const PRIORITY_MANGLE: i32 = -150;
-/// Protocol of Coil's rules, and of ours (`RTPROT_UNSPEC`, `linux/rtnetlink.h`).
-const RULE_PROTOCOL: u8 = 0;
 
 /// Whose connections a client pod answers by its uplink.
 #[derive(Debug, Clone, PartialEq, Eq)]

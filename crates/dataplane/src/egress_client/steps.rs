@@ -17,11 +17,8 @@ use fairlead_netlink::route::{
     Route, RouteKind, Rule, Scope, TABLE_MAIN, add_route, add_rule, delete_route, delete_rule, replace_route,
 };
 
-use super::{ClientRoute, ClientRouting, ClientRule};
+use super::{ClientRoute, ClientRouting, ClientRule, RULE_PROTOCOL};
 use crate::routes::unreachable;
-
-/// Protocol of Coil's rules, and of ours (`RTPROT_UNSPEC`, `linux/rtnetlink.h`).
-const RULE_PROTOCOL: u8 = 0;
 
 /// The rules of one family, and its routes of the tables 117 and 118, in the kernel's order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -173,7 +173,6 @@ impl Node {
                 pools: Arc::clone(&caches.pools),
                 meshes: Arc::clone(&caches.meshes),
                 peers: Arc::clone(&caches.peers),
-                sources: self.sources.announced(),
                 metrics: Arc::clone(&self.metrics),
                 problems: self.pod_network.clone(),
             };

@@ -31,12 +31,7 @@ pub(crate) fn masquerade(
         }
         None => cluster.extend(connected),
     }
-    Masquerade {
-        pods,
-        cluster,
-        sources: Vec::new(),
-        mesh_devices: mesh.map(mesh_devices).unwrap_or_default(),
-    }
+    Masquerade { pods, cluster, mesh_devices: mesh.map(mesh_devices).unwrap_or_default() }
 }
 
 /// Names of the links by which packets enter the mesh.
