@@ -79,14 +79,22 @@ pub struct Candidate<'a> {
 impl PodSelectors {
     /// Those of an Egress, and which of them are left out.
     pub fn of(spec: &EgressSpec) -> (Self, Vec<InvalidSelector>) {
+        Self::new(spec.selectors.as_deref().unwrap_or_default(), spec.allowed_namespaces.as_deref())
+    }
+
+    /// As [`Self::of`], from `spec.selectors` and `spec.allowedNamespaces`.
+    pub fn new(
+        selectors: &[EgressSelector],
+        allowed_namespaces: Option<&[String]>,
+    ) -> (Self, Vec<InvalidSelector>) {
         let (mut of, mut invalid) = (Vec::new(), Vec::new());
-        for (at, selector) in spec.selectors.iter().flatten().enumerate() {
+        for (at, selector) in selectors.iter().enumerate() {
             match compiled(at, selector) {
                 Ok(selector) => of.push(selector),
                 Err(error) => invalid.push(error),
             }
         }
-        let allowed_namespaces = spec.allowed_namespaces.as_ref().map(|all| all.iter().cloned().collect());
+        let allowed_namespaces = allowed_namespaces.map(|all| all.iter().cloned().collect());
         (Self { of, allowed_namespaces }, invalid)
     }
 

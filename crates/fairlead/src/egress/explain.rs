@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use fairlead_node::egress::explain::{Explanation, Known, PacketWay, ToGateways};
+use fairlead_node::egress::explain::{Explanation, Known, Objects, PacketWay, ToGateways};
 use serde::Serialize;
 use serde_json::json;
 
@@ -51,8 +51,9 @@ pub(super) async fn run(query: &EgressExplain) -> anyhow::Result<(String, ExitCo
     let mut reader = Reader::new(query.api.client().await?);
     let pod = reader.pod(&query.pod.namespace, &query.pod.name).await?;
     // An annotation that cannot be read names none; the explanation says what is wrong with it.
-    let egresses = reader.selection().await?.asked_by(&pod).unwrap_or_default();
-    let objects = reader.objects_of(&egresses).await?;
+    let selection = reader.selection(&pod).await?;
+    let egresses = selection.asked_by(&pod).unwrap_or_default();
+    let objects = Objects { selection: Some(selection), ..reader.objects_of(&egresses).await? };
     let events = reader.events_of(&pod).await?;
     let explanation = Known::of(&objects).explain(&pod, query.destination);
     let answer = Answer {

@@ -170,12 +170,24 @@ impl Reader {
         self.with_ranges(objects).await
     }
 
-    /// All Egresses that may be read, and Namespaces, where they select pods by these.
-    pub(super) async fn selection(&mut self) -> anyhow::Result<Selection> {
-        let egresses = self.egresses().await;
-        let egresses = self.optional(egresses)?.unwrap_or_default();
-        let namespaces = self.namespaces(&egresses).await?;
-        Ok(Selection::of(&egresses, &namespaces))
+    /// Which Egresses select a pod, as far as Egresses may be read, and the pod's Namespace, where they select pods by these.
+    pub(super) async fn selection(&mut self, pod: &SlimPod) -> anyhow::Result<Selection> {
+        let listed = self.egresses().await;
+        let Some(egresses) = self.optional(listed)? else {
+            return Ok(Selection::default().without("the list of Egresses"));
+        };
+        let selection = Selection::of(&egresses, &[]);
+        if !selection.needs_namespaces() {
+            return Ok(selection);
+        }
+        // Who has rights in this namespace alone may read it, but not list all.
+        let name = pod.namespace();
+        let read = Api::<Namespace>::all(self.client.clone()).get_metadata_opt(name).await;
+        let read = read.with_context(|| format!("cannot read Namespace {name}"));
+        Ok(match self.optional(read)? {
+            Some(namespace) => Selection::of(&egresses, namespace.as_slice()),
+            None => selection.without("the Namespace of the pod"),
+        })
     }
 
     /// Namespaces, where these Egresses select pods by them.
@@ -212,7 +224,6 @@ impl Reader {
             let found = self.optional(api::list(&slices, "EndpointSlices", labels()).await)?;
             objects.slices = objects.slices.zip(found).map(|(all, found)| [all, found].concat());
         }
-        objects.namespaces = self.namespaces(&objects.egresses).await?;
         self.with_ranges(objects).await
     }
 

@@ -18,7 +18,6 @@ use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
 use fairlead_egress::annotation::chosen;
 use fairlead_egress::client::cluster_ranges;
-use fairlead_egress::selectors::{Candidate, PodSelectors};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -26,10 +25,13 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::api::{ObjectMeta, PartialObjectMeta};
 
 use super::egress_annotations;
-use super::objects::{SlimService, name_of, ranges_of, subnets};
+use super::objects::{CachedEgress, SlimService, ranges_of, subnets};
 use super::plan::{Asking, Cluster, Plan, plan, usable};
 use super::problem::EgressProblem;
-use super::registrar::endpoints::{CachedSlice, Endpoints, GatewayEndpoint, GatewayUid, joined, limit};
+use super::registrar::endpoints::{
+    CachedSlice, Endpoints, GatewayEndpoint, GatewayPlace, GatewayUid, Preferred, joined, limit,
+};
+use super::selection::Selectors;
 
 /// The MTU of a pod in bytes where it is not known: any that is large enough for a tunnel gives the same way.
 const ANY_MTU: u32 = 1500;
@@ -45,6 +47,8 @@ pub struct Objects {
     pub slices: Option<Vec<EndpointSlice>>,
     /// All Namespaces, where Egresses select pods by them; those that may not be read are left out.
     pub namespaces: Vec<PartialObjectMeta<Namespace>>,
+    /// Which Egresses select pods, where `egresses` are not all; `None` is by `egresses` and `namespaces`.
+    pub selection: Option<Selection>,
     /// All Nodes.
     pub nodes: Vec<SlimNode>,
     /// All pools.
@@ -56,28 +60,34 @@ pub struct Objects {
 /// Which Egresses pods ask for: by their annotations, and by the selectors of Egresses.
 #[derive(Debug, Clone, Default)]
 pub struct Selection {
-    selectors: BTreeMap<EgressName, PodSelectors>,
+    selectors: Selectors,
     namespaces: BTreeMap<String, ObjectMeta>,
+    /// What could not be read, so that more Egresses may select pods.
+    unread: Vec<&'static str>,
 }
 
 impl Selection {
     /// By these objects.
     pub fn of(egresses: &[Egress], namespaces: &[PartialObjectMeta<Namespace>]) -> Self {
-        let selectors = egresses.iter().map(|egress| {
-            let (selectors, _) = PodSelectors::of(&egress.spec);
-            (name_of(&egress.metadata), selectors)
-        });
         let name =
             |namespace: &PartialObjectMeta<Namespace>| namespace.metadata.name.clone().unwrap_or_default();
         Self {
-            selectors: selectors.filter(|(_, selectors)| !selectors.is_empty()).collect(),
+            selectors: Selectors::of(egresses.iter().map(CachedEgress::from)),
             namespaces: namespaces.iter().map(|it| (name(it), it.metadata.clone())).collect(),
+            unread: Vec::new(),
         }
+    }
+
+    /// This could not be read, so that more Egresses than known may select a pod.
+    #[must_use]
+    pub fn without(mut self, what: &'static str) -> Self {
+        self.unread.push(what);
+        self
     }
 
     /// Whether Namespaces decide.
     pub fn needs_namespaces(&self) -> bool {
-        self.selectors.values().any(PodSelectors::has_namespaces)
+        self.selectors.need_namespaces()
     }
 
     /// The Egresses that select a pod; none select gateways and pods in their node's network.
@@ -85,15 +95,19 @@ impl Selection {
         if pod.gateway_of().is_some() || pod.uses_host_network() {
             return BTreeSet::new();
         }
-        let namespace = self.namespaces.get(pod.namespace());
-        let candidate = Candidate {
-            namespace: pod.namespace(),
-            namespace_labels: namespace.and_then(|metadata| metadata.labels.as_ref()),
-            namespace_annotations: namespace.and_then(|metadata| metadata.annotations.as_ref()),
-            labels: pod.metadata.labels.as_ref(),
+        let metadata = self.namespaces.get(pod.namespace());
+        self.selectors.select(pod.namespace(), metadata, pod.metadata.labels.as_ref())
+    }
+
+    /// Why it is not known whether another Egress selects a pod.
+    fn unknown(&self) -> Option<Why> {
+        let message = || {
+            format!(
+                "whether an Egress selects the pod (spec.selectors) is not known, as {} cannot be read: ask with the right to read that",
+                self.unread.join(" and ")
+            )
         };
-        let all = self.selectors.iter().filter(|(egress, selectors)| selectors.selects(egress, candidate));
-        all.map(|(egress, _)| egress.clone()).collect()
+        (!self.unread.is_empty()).then(|| Why::new("SelectionNotKnown", message()))
     }
 
     /// The Egresses that a pod asks for.
@@ -122,6 +136,8 @@ pub struct Known {
     endpoints: Option<Endpoints>,
     /// Pod and node of each gateway, where the slices name them.
     places: BTreeMap<GatewayUid, (Option<String>, Option<String>)>,
+    /// The gateway pods that hold source addresses.
+    holders: BTreeMap<EgressName, BTreeSet<String>>,
 }
 
 /// A gateway of an Egress, as EndpointSlices show it.
@@ -251,12 +267,17 @@ impl Known {
         let pools = objects.pools.iter().flat_map(subnets);
         let ranges: Vec<IpNet> =
             pools.chain(services).chain(objects.nodes.iter().flat_map(ranges_of)).collect();
-        let mut cluster = Cluster::of(&objects.egresses, &objects.services);
+        let egresses: Vec<CachedEgress> = objects.egresses.iter().map(CachedEgress::from).collect();
+        let mut cluster = Cluster::of(&egresses, &objects.services);
         let in_cluster: PrefixSet = ranges.iter().collect();
         for known in cluster.egresses.values_mut() {
             // What the controller is about to write.
             known.cluster_ranges.get_or_insert_with(|| cluster_ranges(&in_cluster));
         }
+        let holders = egresses.iter().map(|egress| {
+            let pods = egress.source_addresses.values().flatten().cloned().collect();
+            (egress.name.clone(), pods)
+        });
         let mut places = BTreeMap::new();
         for endpoint in objects.slices.iter().flatten().flat_map(|slice| &slice.endpoints) {
             let target = endpoint.target_ref.as_ref().filter(|target| target.kind.as_deref() == Some("Pod"));
@@ -271,9 +292,13 @@ impl Known {
         Self {
             cluster,
             in_cluster,
-            selection: Selection::of(&objects.egresses, &objects.namespaces),
+            selection: objects
+                .selection
+                .clone()
+                .unwrap_or_else(|| Selection::of(&objects.egresses, &objects.namespaces)),
             endpoints: slices.map(|slices| joined(&slices)),
             places,
+            holders: holders.collect(),
         }
     }
 
@@ -291,8 +316,18 @@ impl Known {
     /// Those that a node uses.
     fn used_by(&self, node: Option<&str>, egress: &EgressName) -> Option<Vec<GatewayPod>> {
         let mut of_egress = self.endpoints.as_ref()?.get(egress).cloned().unwrap_or_default();
-        limit(&mut of_egress, node.unwrap_or_default());
+        let node = node.unwrap_or_default();
+        limit(&mut of_egress, node, &self.preferred(node, egress));
         Some(self.gateway_pods(&of_egress))
+    }
+
+    fn preferred(&self, node: &str, egress: &EgressName) -> Preferred {
+        let place = |(uid, (pod, node)): (&GatewayUid, &(Option<String>, Option<String>))| {
+            Some(GatewayPlace { gateway: uid.clone(), pod: pod.clone()?, node: node.clone()? })
+        };
+        let places: Vec<GatewayPlace> = self.places.iter().filter_map(place).collect();
+        let holders = self.holders.get(egress).into_iter().flatten().map(String::as_str).collect();
+        Preferred::of(&places, node, &holders)
     }
 
     fn gateway_pods(&self, all: &BTreeMap<GatewayUid, GatewayEndpoint>) -> Vec<GatewayPod> {
@@ -354,7 +389,10 @@ impl Known {
         let way = self.without_plan(pod, destination, source, &mut steps).unwrap_or_else(|| {
             steps.extend(self.by_selectors(pod));
             match self.plan(pod) {
-                Ok(plan) => self.walk(pod, &plan, destination, &mut steps),
+                Ok(plan) => match self.walk(pod, &plan, destination, &mut steps) {
+                    PacketWay::Uplink => self.by_uplink(),
+                    way => way,
+                },
                 Err(problem) => {
                     steps.push(
                         "what the pod asks for cannot be set: a pod that starts is not started, a running one keeps what it has"
@@ -365,6 +403,11 @@ impl Known {
             }
         });
         Explanation { source, steps, way, problems: self.problems(pod) }
+    }
+
+    /// The way of a packet for which no known Egress of the pod has a destination.
+    fn by_uplink(&self) -> PacketWay {
+        self.selection.unknown().map_or(PacketWay::Uplink, PacketWay::NotKnown)
     }
 
     /// That selectors make the pod a client, which nothing of the pod shows.
@@ -406,11 +449,12 @@ impl Known {
             return Some(PacketWay::Uplink);
         }
         if !self.selection.is_asked_by(pod) {
+            let known = if self.selection.unread.is_empty() { "" } else { " that could be read" };
             let step = format!(
-                "the pod asks for no egress gateways: it has no annotation {ANNOTATION_EGRESS_PREFIX}…, and no Egress selects it"
+                "the pod asks for no egress gateways: it has no annotation {ANNOTATION_EGRESS_PREFIX}…, and no Egress{known} selects it"
             );
             steps.push(step);
-            return Some(PacketWay::Uplink);
+            return Some(self.by_uplink());
         }
         None
     }

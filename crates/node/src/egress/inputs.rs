@@ -1,18 +1,18 @@
 //! What the API server says of Egresses, with the ranges of the cluster in their status, and of their Services.
 //!
-//! Only Egresses are watched on a node that has no client pod: they may select one. The other watches begin with the first client.
+//! Only Egresses are watched on a node that has no client pod: they may select one, and their gateways may hold source addresses. The watch of
+//! Services begins with the first client.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fairlead_api::resources::{Egress, EgressStatus};
 use fairlead_cluster::caches::{self, Cache, Refusal};
 use fairlead_cluster::lean;
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::EgressName;
 use fairlead_egress::objects::selector_of_all;
-use fairlead_egress::selectors::{Candidate, Labels, PodSelectors};
+use fairlead_egress::selectors::Labels;
 use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::PartialObjectMeta;
@@ -22,8 +22,9 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 
 use super::EgressSwitches;
-use super::objects::{SlimService, name_of, written_ranges};
+use super::objects::{CachedEgress, SlimService};
 use super::plan::Cluster;
+use super::selection::Selectors;
 
 /// How long an ADD waits for first lists.
 const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(2);
@@ -32,7 +33,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// What is watched for client pods.
 pub(crate) struct Inputs {
-    pub(super) egresses: Cache<Egress>,
+    egresses: Arc<Cache<CachedEgress>>,
     services: Cache<SlimService>,
     namespaces: Arc<Cache<PartialObjectMeta<Namespace>>>,
     /// Whether the watches were asked for.
@@ -44,33 +45,22 @@ pub(crate) struct Inputs {
     selectors: Mutex<Option<(u64, Arc<Selectors>)>>,
 }
 
-/// Egresses that select pods.
-pub(crate) type Selectors = BTreeMap<EgressName, PodSelectors>;
-
 type Generations = [u64; 2];
 
 impl Inputs {
-    /// Starts to watch Egresses, unless egress is off, and prepares the other watches; the first client pod starts them.
+    /// Prepares the watch of Services, which the first client pod starts. With egress off, it is as if there were no Egresses.
     pub(crate) fn start(
         subsystem: &mut Subsystem,
         client: &Client,
+        egresses: Arc<Cache<CachedEgress>>,
         namespaces: Arc<Cache<PartialObjectMeta<Namespace>>>,
         switches: EgressSwitches,
     ) -> Self {
         let (wanted, gate) = watch::channel(false);
-        // Without a sender it opens only if it is open already.
-        let enabled = watch::channel(switches.enabled).1;
-        let egresses = watcher(Api::<Egress>::all(client.clone()), caches::config()).modify(|egress| {
-            lean::identified(egress);
-            egress.spec.template = None;
-            // Of the status only what the plans need.
-            let cluster_ranges = egress.status.take().and_then(|status| status.cluster_ranges);
-            egress.status = Some(EgressStatus { cluster_ranges, ..EgressStatus::default() });
-        });
         let of_egresses = caches::config().labels(&selector_of_all());
         let services = watcher(Api::<SlimService>::all(client.clone()), of_egresses).modify(lean::identified);
         Self {
-            egresses: caches::start(subsystem, "Egresses", once_wanted(enabled, egresses)),
+            egresses,
             services: caches::start(subsystem, "Services of Egresses", once_wanted(gate, services)),
             namespaces,
             wanted,
@@ -83,11 +73,12 @@ impl Inputs {
     /// With caches of tests.
     #[cfg(test)]
     pub(super) fn of(
-        (egresses, services): (Cache<Egress>, Cache<SlimService>),
+        (egresses, services): (Cache<CachedEgress>, Cache<SlimService>),
         namespaces: Arc<Cache<PartialObjectMeta<Namespace>>>,
         switches: EgressSwitches,
     ) -> Self {
         let (wanted, cluster, selectors) = (watch::Sender::new(true), Mutex::default(), Mutex::default());
+        let egresses = Arc::new(egresses);
         Self { egresses, services, namespaces, wanted, switches, cluster, selectors }
     }
 
@@ -96,7 +87,12 @@ impl Inputs {
         self.switches.enabled
     }
 
-    /// Whether Egresses have been listed. Never where they are not watched.
+    /// Those that count on this node.
+    fn egresses(&self) -> Vec<Arc<CachedEgress>> {
+        if self.is_enabled() { self.egresses.store.state() } else { Vec::new() }
+    }
+
+    /// Whether Egresses have been listed. Never where egress is off.
     pub(super) fn is_listed(&self) -> bool {
         self.is_enabled() && self.egresses.is_ready()
     }
@@ -113,13 +109,7 @@ impl Inputs {
         {
             return Some(Arc::clone(selectors));
         }
-        let mut read = Selectors::new();
-        for egress in self.egresses.store.state() {
-            let (selectors, _) = PodSelectors::of(&egress.spec);
-            if !selectors.is_empty() {
-                read.insert(name_of(&egress.metadata), selectors);
-            }
-        }
+        let read = Selectors::of(self.egresses());
         let same = last.as_ref().map(|(_, known)| known).filter(|known| ***known == read).cloned();
         let selectors = same.unwrap_or_else(|| Arc::new(read));
         *last = Some((generation, Arc::clone(&selectors)));
@@ -134,20 +124,12 @@ impl Inputs {
         is_new: bool,
     ) -> Option<BTreeSet<EgressName>> {
         let selectors = self.selectors()?;
-        let needs_namespaces = selectors.values().any(PodSelectors::has_namespaces);
+        let needs_namespaces = selectors.need_namespaces();
         let found = self.namespaces.store.get(&ObjectRef::new(namespace)).filter(|_| needs_namespaces);
         if needs_namespaces && (!self.namespaces.is_ready() || is_new && found.is_none()) {
             return None;
         }
-        let metadata = found.as_ref().map(|namespace| &namespace.metadata);
-        let candidate = Candidate {
-            namespace,
-            namespace_labels: metadata.and_then(|metadata| metadata.labels.as_ref()),
-            namespace_annotations: metadata.and_then(|metadata| metadata.annotations.as_ref()),
-            labels,
-        };
-        let all = selectors.iter().filter(|(egress, selectors)| selectors.selects(egress, candidate));
-        Some(all.map(|(egress, _)| egress.clone()).collect())
+        Some(selectors.select(namespace, found.as_ref().map(|found| &found.metadata), labels))
     }
 
     /// The Egresses that select a pod that is being started; waits up to 2 s until it is known.
@@ -179,18 +161,18 @@ impl Inputs {
 
     /// Whether there is an Egress that a pod of this node may use.
     pub(crate) fn has_egresses(&self) -> bool {
-        self.is_enabled() && !self.egresses.store.is_empty()
+        !self.egresses().is_empty()
     }
 
     /// Whether everything is known that a plan needs: the controller writes the ranges of the cluster into the status of Egresses.
     pub(crate) fn is_ready(&self) -> bool {
-        self.egresses.is_ready() && self.services.is_ready() && !self.lacks_ranges()
+        self.is_listed() && self.services.is_ready() && !self.lacks_ranges()
     }
 
     /// Whether there are Egresses, and none says the ranges of the cluster.
     pub(crate) fn lacks_ranges(&self) -> bool {
-        let egresses = self.egresses.store.state();
-        !egresses.is_empty() && egresses.iter().all(|egress| written_ranges(egress).is_none())
+        let egresses = self.egresses();
+        !egresses.is_empty() && egresses.iter().all(|egress| egress.known.cluster_ranges.is_none())
     }
 
     /// Why the API server shows no Egresses or Services.
@@ -231,7 +213,7 @@ impl Inputs {
     }
 
     fn read(&self) -> Cluster {
-        let cluster = Cluster::of(self.egresses.store.state(), self.services.store.state());
+        let cluster = Cluster::of(self.egresses(), self.services.store.state());
         Cluster { originating_only: self.switches.originating_only, ..cluster }
     }
 

@@ -1,7 +1,8 @@
 //! Egress NAT: the pods of this node that use egress gateways.
 //!
 //! * [`inputs`]: Egresses, and once there is a client pod their Services.
-//! * [`objects`]: what is read of them.
+//! * [`objects`]: what is read of them, and the watch of Egresses.
+//! * [`selection`]: which Egresses select a pod.
 //! * [`explain`]: which way the packets of a pod take, for the command line.
 //! * [`plan`]: what a pod should have. Pure; [`problem`] says why it does not get it.
 //! * [`kernel`]: brings a network namespace to it.
@@ -30,6 +31,7 @@ mod reconciler;
 pub(crate) mod registrar;
 mod routing;
 mod sandboxes;
+mod selection;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -54,6 +56,7 @@ pub(crate) use inputs::Inputs;
 use intent::Knowledge;
 use metrics::EgressMetrics;
 pub use objects::SlimService;
+pub(crate) use objects::watch_egresses;
 use plan::Cluster;
 pub use problem::{EgressProblem, EgressReason};
 use programs::ProgramStock;

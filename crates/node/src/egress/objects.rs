@@ -6,17 +6,148 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use fairlead_api::resources::{AddressPool, Egress};
+use fairlead_address::is_reachable;
+use fairlead_api::resources::{AddressPool, Egress, EgressSelector, EgressSourceAddress};
+use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::nodes::SlimNode;
+use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::EgressName;
 use fairlead_egress::client::SourcePort;
+use fairlead_egress::selectors::PodSelectors;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Service;
-use kube::Resource;
 use kube::api::ObjectMeta;
+use kube::runtime::watcher;
+use kube::{Api, Client, Resource};
 use serde::{Deserialize, Serialize};
 
 use super::plan::{Cluster, KnownEgress, KnownService};
+use crate::cached_by_name::cached_by_name;
+
+/// Most source addresses of an Egress that count.
+const MAX_SOURCE_ADDRESSES: usize = 256;
+
+/// The source addresses that an Egress may have (`status.sourceAddresses`), each with the gateway pod that the controller names as its
+/// holder.
+pub(crate) type SourceAddressesOf = BTreeMap<IpAddr, Option<String>>;
+
+/// An Egress as far as a node needs it; other fields, such as `spec.template`, are not even parsed.
+#[derive(Resource, Serialize, Deserialize, Clone, Debug, Default)]
+#[resource(inherit = Egress)]
+struct SlimEgress {
+    #[serde(default)]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: EgressFields,
+    #[serde(default)]
+    status: Option<EgressStatusFields>,
+}
+
+#[derive(Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct EgressFields {
+    destinations: Vec<String>,
+    fou_source_port_auto: bool,
+    allowed_namespaces: Option<Vec<String>>,
+    selectors: Option<Vec<EgressSelector>>,
+    originating_only: Option<bool>,
+}
+
+#[derive(Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct EgressStatusFields {
+    source_addresses: Vec<EgressSourceAddress>,
+    cluster_ranges: Option<Vec<String>>,
+}
+
+impl From<&Egress> for SlimEgress {
+    fn from(egress: &Egress) -> Self {
+        let spec = &egress.spec;
+        let status = egress.status.as_ref().map(|status| EgressStatusFields {
+            source_addresses: status.source_addresses.clone(),
+            cluster_ranges: status.cluster_ranges.clone(),
+        });
+        Self {
+            metadata: ObjectMeta {
+                namespace: egress.metadata.namespace.clone(),
+                name: egress.metadata.name.clone(),
+                ..ObjectMeta::default()
+            },
+            spec: EgressFields {
+                destinations: spec.destinations.clone(),
+                fou_source_port_auto: spec.fou_source_port_auto,
+                allowed_namespaces: spec.allowed_namespaces.clone(),
+                selectors: spec.selectors.clone(),
+                originating_only: spec.originating_only,
+            },
+            status,
+        }
+    }
+}
+
+/// An Egress, as the cache of the node program keeps it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CachedEgress {
+    /// Namespace and name.
+    key: String,
+    /// The same.
+    pub(crate) name: EgressName,
+    /// Without its Service.
+    pub(super) known: KnownEgress,
+    /// Pods that use it without an annotation of theirs.
+    pub(super) selectors: PodSelectors,
+    /// What its gateways may send with.
+    pub(crate) source_addresses: SourceAddressesOf,
+}
+
+cached_by_name!(CachedEgress, Egress, |egress| &egress.key);
+
+impl From<&Egress> for CachedEgress {
+    fn from(egress: &Egress) -> Self {
+        Self::from(SlimEgress::from(egress))
+    }
+}
+
+impl From<SlimEgress> for CachedEgress {
+    fn from(egress: SlimEgress) -> Self {
+        let name = name_of(&egress.metadata);
+        let SlimEgress { spec, status, .. } = egress;
+        let EgressStatusFields { source_addresses, cluster_ranges } = status.unwrap_or_default();
+        let allowed = spec.allowed_namespaces.as_deref();
+        let (selectors, _) = PodSelectors::new(spec.selectors.as_deref().unwrap_or_default(), allowed);
+        Self {
+            key: name.to_string(),
+            selectors,
+            known: KnownEgress {
+                destinations: fairlead_egress::destinations::prefixes(&spec.destinations)
+                    .map_err(|error| error.to_string()),
+                source_port: if spec.fou_source_port_auto { SourcePort::Auto } else { SourcePort::Fixed },
+                originating_only: spec.originating_only,
+                cluster_ranges: cluster_ranges.map(|ranges| written_ranges(&ranges)),
+                allowed_namespaces: spec.allowed_namespaces.map(|all| all.into_iter().collect()),
+                service: None,
+            },
+            source_addresses: sources_of(&source_addresses),
+            name,
+        }
+    }
+}
+
+/// Starts the watch of Egresses, the only one of a node program.
+pub(crate) fn watch_egresses(client: &Client, subsystem: &mut Subsystem) -> Cache<CachedEgress> {
+    let events = watcher(Api::<SlimEgress>::all(client.clone()), caches::config());
+    caches::start(subsystem, "Egresses", caches::parsed(events, CachedEgress::from))
+}
+
+/// What is no address is left out: the controller writes none.
+fn sources_of(slots: &[EgressSourceAddress]) -> SourceAddressesOf {
+    let of_slot = |slot: &EgressSourceAddress| -> Vec<(IpAddr, Option<String>)> {
+        let addresses = slot.addresses.iter().filter_map(|text| text.parse().ok());
+        let usable = addresses.filter(|address| is_reachable(*address));
+        usable.map(|address| (address, slot.gateway.clone())).collect()
+    };
+    slots.iter().flat_map(of_slot).take(MAX_SOURCE_ADDRESSES).collect()
+}
 
 /// The Service of an Egress; other fields are not even parsed.
 #[derive(Resource, Serialize, Deserialize, Clone, Debug, Default)]
@@ -81,32 +212,18 @@ pub(super) fn ranges_of(node: &SlimNode) -> impl Iterator<Item = IpNet> + '_ {
     node.addresses().map(IpNet::from).chain(pods)
 }
 
-/// The ranges of the cluster as the controller has written them into the status of an Egress; `None` before it has.
-pub(super) fn written_ranges(egress: &Egress) -> Option<impl Iterator<Item = IpNet> + '_> {
-    let written = egress.status.as_ref()?.cluster_ranges.as_ref()?;
-    Some(written.iter().filter_map(|text| text.parse::<IpNet>().ok()))
-}
-
-fn known_egress(egress: &Egress) -> KnownEgress {
-    let spec = &egress.spec;
-    KnownEgress {
-        destinations: fairlead_egress::destinations::prefixes(&spec.destinations)
-            .map_err(|error| error.to_string()),
-        source_port: if spec.fou_source_port_auto { SourcePort::Auto } else { SourcePort::Fixed },
-        originating_only: spec.originating_only,
-        cluster_ranges: written_ranges(egress).map(Iterator::collect),
-        allowed_namespaces: spec.allowed_namespaces.as_ref().map(|all| all.iter().cloned().collect()),
-        service: None,
-    }
+/// The ranges of the cluster as the controller has written them into the status of an Egress.
+fn written_ranges(written: &[String]) -> Vec<IpNet> {
+    written.iter().filter_map(|text| text.parse::<IpNet>().ok()).collect()
 }
 
 impl Cluster {
     /// What client pods are planned by. A Service without an Egress of its name does not count.
     pub(super) fn of(
-        egresses: impl IntoIterator<Item = impl Borrow<Egress>>,
+        egresses: impl IntoIterator<Item = impl Borrow<CachedEgress>>,
         services: impl IntoIterator<Item = impl Borrow<SlimService>>,
     ) -> Self {
-        let known = |egress: &Egress| (name_of(&egress.metadata), known_egress(egress));
+        let known = |egress: &CachedEgress| (egress.name.clone(), egress.known.clone());
         let mut egresses: BTreeMap<EgressName, KnownEgress> =
             egresses.into_iter().map(|egress| known(egress.borrow())).collect();
         for service in services {
@@ -125,7 +242,7 @@ pub(super) fn subnets(pool: &AddressPool) -> Vec<IpNet> {
 }
 
 /// Namespace and name of an Egress or its Service.
-pub(super) fn name_of(metadata: &ObjectMeta) -> EgressName {
+fn name_of(metadata: &ObjectMeta) -> EgressName {
     EgressName {
         namespace: metadata.namespace.clone().unwrap_or_default(),
         name: metadata.name.clone().unwrap_or_default(),
@@ -161,6 +278,33 @@ mod tests {
         let headless: SlimService = serde_json::from_value(headless).unwrap();
         let known = headless.known();
         assert_eq!((known.cluster_ips.is_empty(), known.port, known.by_client), (true, 5555, false));
+    }
+
+    #[test]
+    fn of_an_egress_only_what_a_node_needs_is_read() {
+        let whole = json!({
+            "apiVersion": "coil.cybozu.com/v2", "kind": "Egress", "metadata": { "name": "nat", "namespace": "internet" },
+            "spec": {
+                "destinations": ["0.0.0.0/0"], "fouSourcePortAuto": true, "originatingOnly": true, "allowedNamespaces": ["shop"],
+                "selectors": [{ "podSelector": { "matchLabels": { "app": "web" } } }], "replicas": 2,
+            },
+            "status": {
+                "clusterRanges": ["100.64.0.0/10", "?"], "replicas": 2,
+                "sourceAddresses": [{ "addresses": ["192.0.2.40", "127.0.0.1", "?"], "gateway": "nat-a" }],
+            },
+        });
+        let cached = |object: serde_json::Value| {
+            CachedEgress::from(serde_json::from_value::<SlimEgress>(object).unwrap())
+        };
+        let read = cached(whole.clone());
+        assert_eq!(read, CachedEgress::from(&serde_json::from_value::<Egress>(whole.clone()).unwrap()));
+        assert_eq!((read.key.as_str(), read.known.source_port), ("internet/nat", SourcePort::Auto));
+        assert_eq!(read.known.cluster_ranges, Some(vec!["100.64.0.0/10".parse().unwrap()]));
+        assert_eq!(read.source_addresses, [("192.0.2.40".parse().unwrap(), Some("nat-a".to_owned()))].into());
+        assert!(!read.selectors.is_empty() && read.known.allowed_namespaces.is_some());
+        let mut other = whole;
+        other["spec"]["template"] = json!("of a newer version");
+        assert_eq!(cached(other), read, "a field that is not read does not matter");
     }
 
     #[test]

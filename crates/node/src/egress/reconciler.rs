@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
-use fairlead_egress::selectors::PodSelectors;
 use fairlead_ipam::Key;
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::ChangeSignal;
@@ -104,7 +103,7 @@ pub(super) async fn run(shared: Arc<Shared>) -> Infallible {
                 differs
             }
             Ok(()) = namespaces.changed() => {
-                selectors.as_ref().is_some_and(|all| all.values().any(PodSelectors::has_namespaces))
+                selectors.as_ref().is_some_and(|all| all.need_namespaces())
             }
             _ = ways.changed() => true,
             _ = attachments.changed() => true,

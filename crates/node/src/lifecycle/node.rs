@@ -37,7 +37,7 @@ use crate::mesh::{MeshDeps, MeshHandle, MeshView};
 use crate::metrics::Metrics;
 use crate::pod_network::{self, PodNetwork, PodNetworkProblems};
 use crate::routes::{RoutesDeps, RoutesHandle};
-use crate::{cni, mesh, routes, status};
+use crate::{cni, egress, mesh, routes, status};
 
 /// Port of a URL that names none (RFC 9110, section 4.2.2).
 const HTTPS: u16 = 443;
@@ -273,10 +273,12 @@ impl Node {
     ) -> Egress {
         let (settings, caches) = (&self.settings, &self.caches);
         let subsystem = supervisor.subsystem("egress");
+        let egresses = Arc::new(egress::watch_egresses(&self.client, subsystem));
         let slices = Arc::new(endpoints::watch(&self.client, subsystem));
         let registrar = RegistrarDeps {
             client: self.client.clone(),
             node: settings.node.clone(),
+            egresses: Arc::clone(&egresses),
             slices: Arc::clone(&slices),
             metrics: self.metrics.egress_registrations.clone(),
         };
@@ -289,6 +291,7 @@ impl Node {
         };
         let sources = AnnounceDeps {
             registrar: registrar.clone(),
+            egresses: Arc::clone(&egresses),
             slices,
             pods: Arc::clone(&caches.pods),
             sources: self.sources.clone(),
@@ -296,10 +299,10 @@ impl Node {
             metrics: self.metrics.egress_sources.clone(),
             mesh_devices: Box::new(mesh_devices),
         };
-        announce::start(&self.client, sources, subsystem);
+        announce::start(sources, subsystem);
         let namespaces = Arc::clone(&caches.namespaces);
         let deps = EgressDeps {
-            inputs: Inputs::start(subsystem, &self.client, namespaces, settings.egress),
+            inputs: Inputs::start(subsystem, &self.client, egresses, namespaces, settings.egress),
             gateways: Arc::new(registrar),
             pods: Arc::clone(&caches.pods),
             ipam: Arc::clone(&ipam.ipam),

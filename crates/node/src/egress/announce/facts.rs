@@ -1,72 +1,22 @@
 //! What the API server says of source addresses.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 
-use fairlead_address::is_reachable;
-use fairlead_api::resources::{Egress, EgressSourceAddress};
-use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::pods::SlimPod;
-use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::EgressName;
-use kube::runtime::watcher;
-use kube::{Api, Client};
 
 use super::Nodes;
 use super::plan::Gateway;
-use crate::cached_by_name::cached_by_name;
-use crate::egress::objects::name_of;
+use crate::egress::objects::{CachedEgress, SourceAddressesOf};
 use crate::egress::registrar::endpoints::GatewayPlace;
 
-/// Most source addresses of an Egress that count.
-const MAX_ADDRESSES: usize = 256;
-
-/// The source addresses that an Egress may have (`status.sourceAddresses`), each with the gateway pod that the controller names as its
-/// holder.
-pub(super) type OfEgress = BTreeMap<IpAddr, Option<String>>;
+/// The source addresses of all Egresses that have some.
+pub(super) type Permitted = BTreeMap<EgressName, SourceAddressesOf>;
 
 /// Those of all Egresses that have some.
-pub(super) type Permitted = BTreeMap<EgressName, OfEgress>;
-
-/// An Egress, as the cache keeps it.
-#[derive(Debug, Clone)]
-pub(super) struct CachedSources {
-    /// Namespace and name.
-    key: String,
-    egress: EgressName,
-    addresses: OfEgress,
-}
-
-cached_by_name!(CachedSources, Egress, |sources| &sources.key);
-
-impl CachedSources {
-    /// What is no address is left out: the controller writes none.
-    pub(super) fn new(egress: &Egress) -> Self {
-        let name = name_of(&egress.metadata);
-        let slots = egress.status.iter().flat_map(|status| &status.source_addresses);
-        let of_slot = |slot: &EgressSourceAddress| -> Vec<(IpAddr, Option<String>)> {
-            let addresses = slot.addresses.iter().filter_map(|text| text.parse().ok());
-            addresses
-                .filter(|address| is_reachable(*address))
-                .map(|address| (address, slot.gateway.clone()))
-                .collect()
-        };
-        let addresses = slots.flat_map(of_slot).take(MAX_ADDRESSES).collect();
-        Self { key: name.to_string(), egress: name, addresses }
-    }
-}
-
-/// Starts the watch. It keeps only the source addresses.
-pub(super) fn watch(client: &Client, subsystem: &mut Subsystem) -> Cache<CachedSources> {
-    let events = watcher(Api::<Egress>::all(client.clone()), caches::config());
-    let parsed = caches::parsed(events, |egress| CachedSources::new(&egress));
-    caches::start(subsystem, "source addresses of Egresses", parsed)
-}
-
-/// Those of all Egresses that have some.
-pub(super) fn permitted<'a>(egresses: impl IntoIterator<Item = &'a CachedSources>) -> Permitted {
-    let some = egresses.into_iter().filter(|sources| !sources.addresses.is_empty());
-    some.map(|sources| (sources.egress.clone(), sources.addresses.clone())).collect()
+pub(super) fn permitted<'a>(egresses: impl IntoIterator<Item = &'a CachedEgress>) -> Permitted {
+    let some = egresses.into_iter().filter(|egress| !egress.source_addresses.is_empty());
+    some.map(|egress| (egress.name.clone(), egress.source_addresses.clone())).collect()
 }
 
 /// Which nodes may have them. Of an address that two Egresses have, which the controller never permits, the first one counts.
@@ -116,21 +66,22 @@ pub(super) fn gateways<'a>(
 
 #[cfg(test)]
 mod tests {
+    use fairlead_api::resources::Egress;
     use serde_json::{Value, json};
 
     use super::*;
 
-    fn sources(name: &str, slots: Value) -> CachedSources {
+    fn sources(name: &str, slots: Value) -> CachedEgress {
         let egress = json!({
             "apiVersion": "coil.cybozu.com/v2", "kind": "Egress",
             "metadata": {"namespace": "internet-egress", "name": name},
             "spec": {"destinations": ["0.0.0.0/0"]}, "status": {"sourceAddresses": slots},
         });
-        CachedSources::new(&serde_json::from_value(egress).unwrap())
+        CachedEgress::from(&serde_json::from_value::<Egress>(egress).unwrap())
     }
 
     fn place(pod: &str, node: &str) -> GatewayPlace {
-        GatewayPlace { pod: pod.to_owned(), node: node.to_owned() }
+        GatewayPlace { gateway: format!("u-{pod}"), pod: pod.to_owned(), node: node.to_owned() }
     }
 
     #[test]
@@ -144,7 +95,7 @@ mod tests {
         );
         let permitted = permitted([&nat, &sources("none", json!([]))]);
         assert_eq!(permitted.len(), 1);
-        let (egress, other) = (nat.egress.clone(), sources("other", json!([])).egress);
+        let (egress, other) = (nat.name.clone(), sources("other", json!([])).name);
         let (places, others) = ([place("nat-a", "n1"), place("nat-b", "n2")], [place("x", "n3")]);
         let nodes = nodes(&permitted, [(&egress, &places[..]), (&other, &others[..])]);
         let shown: Vec<String> = nodes

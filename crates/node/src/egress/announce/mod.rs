@@ -1,7 +1,7 @@
 //! Announces the source addresses that gateways on this node hold.
 //!
-//! * [`facts`]: what the API server says: which addresses an Egress may have, which gateways hold them, and where these run. Pure, but
-//!   for the watch.
+//! * [`facts`]: what the API server says: which addresses an Egress may have, which gateways hold them, and where these run. Pure.
+//! * [`pace`]: how often an Egress may change who holds its addresses. Pure.
 //! * [`plan`]: which addresses are announced, and why others are not. Pure.
 //! * [`schedule`]: when hosts beside this node are told. Pure.
 //! * [`run`]: hears holds from the gateways on this node ([`super::registrar`]), and brings routes and entries to the kernel
@@ -12,6 +12,7 @@
 
 mod facts;
 pub(crate) mod metrics;
+mod pace;
 mod plan;
 mod run;
 mod schedule;
@@ -30,6 +31,7 @@ use fairlead_topology::SourceNodes;
 use tokio::sync::watch;
 
 use self::metrics::AnnounceMetrics;
+use super::objects::CachedEgress;
 use super::registrar::Registrar;
 use super::registrar::endpoints::CachedSlice;
 
@@ -126,6 +128,7 @@ impl SourceAddresses {
 /// What announcing needs.
 pub(crate) struct AnnounceDeps {
     pub(crate) registrar: Registrar,
+    pub(crate) egresses: Arc<Cache<CachedEgress>>,
     /// The gateways of all Egresses.
     pub(crate) slices: Arc<Cache<CachedSlice>>,
     /// The pods of this node.
@@ -138,7 +141,6 @@ pub(crate) struct AnnounceDeps {
 }
 
 /// Starts to announce.
-pub(crate) fn start(client: &kube::Client, deps: AnnounceDeps, subsystem: &mut Subsystem) {
-    let egresses = facts::watch(client, subsystem);
-    subsystem.spawn("source addresses", run::run(deps, egresses));
+pub(crate) fn start(deps: AnnounceDeps, subsystem: &mut Subsystem) {
+    subsystem.spawn("source addresses", run::run(deps));
 }

@@ -10,11 +10,12 @@ use fairlead_dataplane::source_addresses::Source;
 use fairlead_egress::EgressName;
 
 use super::facts::Permitted;
+use super::pace::Pace;
 use crate::egress::registrar::HeardHold;
 
-/// How long what was there at the start stays without being confirmed, once it is known which gateways there are, and in any case.
+/// How long what was there at the start stays without being confirmed, once all gateways that may hold it have been heard, and in any case.
 const CONFIRMED: Duration = Duration::from_secs(2);
-const CONFIRMED_WITHOUT_FACTS: Duration = Duration::from_secs(30);
+const CONFIRMED_UNHEARD: Duration = Duration::from_secs(30);
 
 /// A gateway pod of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +41,8 @@ pub(super) struct Announced {
 /// Why an address that a gateway of this node says it holds is not announced. `Display` is a sentence for log and status.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Problem {
+    /// The gateways of an Egress changed who holds what too often.
+    Flapping { egress: String },
     /// Two gateways say that they hold it, with the same term.
     HeldTwice { address: IpAddr, pods: [String; 2] },
     /// No route of this node leads to the pod.
@@ -56,6 +59,7 @@ impl Problem {
     /// One CamelCase word.
     pub(super) const fn reason(&self) -> &'static str {
         match self {
+            Self::Flapping { .. } => "SourceAddressFlapping",
             Self::HeldTwice { .. } => "SourceAddressHeldTwice",
             Self::NoLink { .. } => "SourceAddressWithoutLink",
             Self::NotListed { .. } => "SourceAddressNotListed",
@@ -68,10 +72,15 @@ impl Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Flapping { egress } => write!(
+                f,
+                "gateways of Egress {egress} on this node begin to hold source addresses more often than once a second: some are announced \
+                 later; look at the gateway pods"
+            ),
             Self::HeldTwice { address, pods: [one, other] } => write!(
                 f,
-                "gateways {one} and {other} both say that they hold {address}; the one that had it keeps it, and else it is not \
-                 announced"
+                "gateways {one} and {other} both say that they hold {address}: it stays with the one of them for which this node \
+                 announced it before, and is not announced for a new one"
             ),
             Self::NoLink { address, egress, pod } => write!(
                 f,
@@ -170,6 +179,27 @@ fn announced(
     })
 }
 
+/// Holds back what is new of Egresses that change too often. Returns when it may come, if there is some.
+pub(super) fn hold_down(
+    plan: &mut Plan,
+    before: &BTreeMap<IpAddr, Announced>,
+    pace: &mut Pace,
+    now: Instant,
+) -> Option<Instant> {
+    let is_new = |new: &Announced| before.get(&new.source.address).is_none_or(|old| old.source != new.source);
+    let changing: BTreeSet<EgressName> =
+        plan.announced.values().filter(|it| is_new(it)).map(|it| it.egress.clone()).collect();
+    let mut again: Option<Instant> = None;
+    for egress in changing {
+        if let Err(at) = pace.change(&egress, now) {
+            plan.announced.retain(|_, it| it.egress != egress || !is_new(it));
+            plan.problems.insert(Problem::Flapping { egress: egress.to_string() });
+            again = again.into_iter().chain([at]).min();
+        }
+    }
+    again
+}
+
 /// Whether an address is here after it was elsewhere: the controller names another gateway as its holder, or this is not its first term.
 pub(super) fn is_takeover(announced: &Announced, permitted: &Permitted) -> bool {
     let named = permitted.get(&announced.egress).and_then(|listed| listed.get(&announced.source.address));
@@ -177,38 +207,72 @@ pub(super) fn is_takeover(announced: &Announced, permitted: &Permitted) -> bool 
     named.map_or(announced.term > 1, |pod| *pod != announced.pod)
 }
 
+/// Addresses that a gateway of this node may hold without having been able to say so yet: `heard` are the UIDs of those that have answered. If
+/// the controller names a holder, it is that one alone.
+pub(super) fn awaited(
+    permitted: &Permitted,
+    gateways: &[Gateway],
+    heard: &BTreeSet<(EgressName, String)>,
+) -> BTreeSet<IpAddr> {
+    let is_unheard = |gateway: &&Gateway| !heard.contains(&(gateway.egress.clone(), gateway.uid.clone()));
+    let mut awaited = BTreeSet::new();
+    for gateway in gateways.iter().filter(is_unheard) {
+        let listed = permitted.get(&gateway.egress).into_iter().flatten();
+        let may_be = listed.filter(|(_, named)| named.as_ref().is_none_or(|pod| *pod == gateway.pod));
+        awaited.extend(may_be.map(|(address, _)| *address));
+    }
+    awaited
+}
+
 /// The addresses that the kernel had at the start and that no gateway has confirmed yet.
 #[derive(Debug)]
 pub(super) struct Adopted {
-    addresses: BTreeSet<IpAddr>,
+    /// With the time since when it could have been confirmed.
+    addresses: BTreeMap<IpAddr, Option<Instant>>,
     started: Instant,
-    /// When it was known which gateways there are.
-    known: Option<Instant>,
 }
 
 impl Adopted {
     pub(super) fn new(addresses: BTreeSet<IpAddr>, now: Instant) -> Self {
-        Self { addresses, started: now, known: None }
+        Self { addresses: addresses.into_iter().map(|address| (address, None)).collect(), started: now }
     }
 
-    /// Which of them stay as they are. `has_facts` is whether it is known which gateways there are.
-    pub(super) fn kept(&mut self, plan: &Plan, has_facts: bool, now: Instant) -> &BTreeSet<IpAddr> {
-        if has_facts {
-            self.known.get_or_insert(now);
-        }
-        self.addresses.retain(|address| !plan.announced.contains_key(address));
-        if self.end().is_some_and(|end| end <= now) {
-            self.addresses.clear();
-        }
-        &self.addresses
+    /// Whether none is left.
+    pub(super) fn is_empty(&self) -> bool {
+        self.addresses.is_empty()
     }
 
-    /// When those that are left are removed; `None` if none is left.
+    /// Which of them stay as they are. `awaited` are those that gateways may still confirm that have not been heard yet ([`awaited`]);
+    /// `None` while it is not known which gateways there are.
+    pub(super) fn kept(
+        &mut self,
+        plan: &Plan,
+        awaited: Option<&BTreeSet<IpAddr>>,
+        now: Instant,
+    ) -> BTreeSet<IpAddr> {
+        for (address, since) in &mut self.addresses {
+            if awaited.is_some_and(|awaited| !awaited.contains(address)) {
+                since.get_or_insert(now);
+            }
+        }
+        let started = self.started;
+        self.addresses.retain(|address, since| {
+            let is_over = end(started, *since).is_none_or(|end| end <= now);
+            !is_over && !plan.announced.contains_key(address)
+        });
+        self.addresses.keys().copied().collect()
+    }
+
+    /// When the next of them is removed; `None` if none is left.
     pub(super) fn end(&self) -> Option<Instant> {
-        let latest = self.started.checked_add(CONFIRMED_WITHOUT_FACTS);
-        let usual = self.known.and_then(|known| known.checked_add(CONFIRMED));
-        usual.into_iter().chain(latest).min().filter(|_| !self.addresses.is_empty())
+        self.addresses.values().filter_map(|since| end(self.started, *since)).min()
     }
+}
+
+/// When an address ends that could have been confirmed since then.
+fn end(started: Instant, since: Option<Instant>) -> Option<Instant> {
+    let latest = started.checked_add(CONFIRMED_UNHEARD);
+    since.and_then(|since| since.checked_add(CONFIRMED)).into_iter().chain(latest).min()
 }
 
 #[cfg(test)]
@@ -306,16 +370,60 @@ mod tests {
         let second = Duration::from_secs(1);
         let (start, both) = (Instant::now(), ["192.0.2.40", "192.0.2.41"].map(address));
         let mut adopted = Adopted::new(both.into(), start);
-        let nothing = Plan::default();
-        assert_eq!(adopted.kept(&nothing, false, start + 20 * second).len(), 2, "the API server is away");
-        assert_eq!(adopted.kept(&nothing, true, start + 21 * second).len(), 2);
-        assert_eq!(adopted.end(), Some(start + 23 * second));
-        let confirmed = planned(&[hold(5, "192.0.2.40", 3)], &BTreeMap::new());
-        assert_eq!(adopted.kept(&confirmed, true, start + 22 * second), &[both[1]].into());
-        assert!(adopted.kept(&confirmed, true, start + 23 * second).is_empty());
+        let (nothing, none) = (Plan::default(), BTreeSet::new());
+        assert_eq!(adopted.kept(&nothing, None, start + 10 * second).len(), 2, "the API server is away");
+        // The gateway of one of them does not answer yet.
+        let awaited = [both[1]].into();
+        assert_eq!(adopted.kept(&nothing, Some(&awaited), start + 11 * second).len(), 2);
+        assert_eq!(adopted.end(), Some(start + 13 * second));
+        assert_eq!(adopted.kept(&nothing, Some(&awaited), start + 13 * second), [both[1]].into());
+        assert_eq!(adopted.end(), Some(start + 30 * second));
+        assert_eq!(adopted.kept(&nothing, Some(&none), start + 20 * second), [both[1]].into());
+        assert_eq!(adopted.end(), Some(start + 22 * second));
+        let confirmed = planned(&[hold(5, "192.0.2.41", 3)], &BTreeMap::new());
+        assert!(adopted.kept(&confirmed, Some(&none), start + 21 * second).is_empty() && adopted.is_empty());
         assert_eq!(adopted.end(), None);
-        let mut adopted = Adopted::new(both.into(), start);
-        assert!(adopted.kept(&nothing, false, start + 30 * second).is_empty(), "not for ever");
+        for awaited in [None, Some(&BTreeSet::from(both))] {
+            let mut adopted = Adopted::new(both.into(), start);
+            assert_eq!(adopted.kept(&nothing, awaited, start + 29 * second).len(), 2);
+            assert!(adopted.kept(&nothing, awaited, start + 30 * second).is_empty(), "not for ever");
+        }
+    }
+
+    #[test]
+    fn an_address_is_awaited_from_a_gateway_that_was_not_heard_unless_another_one_is_named() {
+        let named = |pod: Option<&str>| -> Permitted {
+            [(nat(), [(address("192.0.2.40"), pod.map(str::to_owned))].into())].into()
+        };
+        let gateways = [gateway(5), gateway(6)];
+        let heard = |numbers: &[u8]| numbers.iter().map(|number| (nat(), format!("u{number}"))).collect();
+        for (pod, heard, expected) in [
+            (None, heard(&[5]), true),
+            (None, heard(&[5, 6]), false),
+            (Some("nat-6"), heard(&[5]), true),
+            (Some("nat-5"), heard(&[5]), false),
+            (Some("elsewhere"), heard(&[]), false),
+        ] {
+            assert_eq!(!awaited(&named(pod), &gateways, &heard).is_empty(), expected, "{pod:?} {heard:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_new_of_an_egress_that_changes_too_often_waits_and_what_is_there_stays() {
+        let (now, mut pace, none) = (Instant::now(), Pace::default(), BTreeMap::new());
+        let (kept, new) = (hold(5, "192.0.2.40", 3), hold(6, "192.0.2.41", 1));
+        let before = planned(&[kept.clone()], &none).announced;
+        let at = |before: &BTreeMap<IpAddr, Announced>, pace: &mut Pace, now| {
+            let mut plan = planned(&[kept.clone(), new.clone()], before);
+            let again = hold_down(&mut plan, before, pace, now);
+            (plan.announced.len(), reasons(&plan), again)
+        };
+        while at(&before, &mut pace, now).2.is_none() {}
+        let next = now + Duration::from_secs(1);
+        assert_eq!(at(&before, &mut pace, now), (1, vec!["SourceAddressFlapping"], Some(next)));
+        let both = planned(&[kept.clone(), new.clone()], &none).announced;
+        assert_eq!(at(&both, &mut pace, now), (2, vec![], None), "nothing is new");
+        assert_eq!(at(&before, &mut pace, next), (2, vec![], None));
     }
 
     #[test]

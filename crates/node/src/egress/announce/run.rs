@@ -5,13 +5,13 @@ use std::convert::Infallible;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use fairlead_cluster::caches::Cache;
 use fairlead_dataplane::source_addresses::{self, Found, Source, Uplink};
 use fairlead_dataplane::uplink::Ignored;
 use fairlead_egress::EgressName;
-use tokio::time::{Instant as Time, sleep_until};
+use tokio::time::{Instant as Time, sleep, sleep_until};
 
-use super::facts::{self, CachedSources, Permitted};
+use super::facts::{self, Permitted};
+use super::pace::{Pace, PacedHolders};
 use super::plan::{self, Adopted, Announced, Gateway, Host, Plan, Problem};
 use super::schedule::Schedule;
 use super::{AnnounceDeps, Report, Shown};
@@ -21,6 +21,8 @@ use crate::egress::registrar::HeardHold;
 const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 /// The same after a refusal of the kernel.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Least pause between two steps, so that a gateway that says something else all the time does not keep the kernel busy.
+const MIN_PAUSE: Duration = Duration::from_millis(20);
 
 /// What the plan follows from, but for the kernel.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,8 +45,10 @@ struct Compared {
 
 struct Announcer {
     deps: AnnounceDeps,
-    egresses: Cache<CachedSources>,
     adopted: Adopted,
+    /// Of what the controller says of holders, and of what gateways of this node begin to hold.
+    holders: PacedHolders,
+    pace: Pace,
     announced: BTreeMap<IpAddr, Announced>,
     links: BTreeMap<IpAddr, Vec<String>>,
     schedule: Schedule,
@@ -62,15 +66,16 @@ impl Host for Found {
 }
 
 /// Never ends.
-pub(super) async fn run(deps: AnnounceDeps, egresses: Cache<CachedSources>) -> Infallible {
-    let mut holds = deps.registrar.hold_changes();
+pub(super) async fn run(deps: AnnounceDeps) -> Infallible {
+    let (mut holds, mut heard) = (deps.registrar.hold_changes(), deps.registrar.changes());
     let (mut listed, mut slices, mut pods) =
-        (egresses.subscribe(), deps.slices.subscribe(), deps.pods.subscribe());
+        (deps.egresses.subscribe(), deps.slices.subscribe(), deps.pods.subscribe());
     let adopted = Adopted::new(deps.sources.announced.borrow().clone(), Instant::now());
     let mut announcer = Announcer {
         deps,
-        egresses,
         adopted,
+        holders: PacedHolders::default(),
+        pace: Pace::default(),
         announced: BTreeMap::new(),
         links: BTreeMap::new(),
         schedule: Schedule::default(),
@@ -78,10 +83,12 @@ pub(super) async fn run(deps: AnnounceDeps, egresses: Cache<CachedSources>) -> I
     };
     loop {
         holds.mark_unchanged();
+        heard.mark_unchanged();
         listed.mark_unchanged();
         slices.mark_unchanged();
         pods.mark_unchanged();
         let next = announcer.step().await;
+        sleep(MIN_PAUSE).await;
         let reached = async {
             match next {
                 Some(next) => sleep_until(Time::from_std(next)).await,
@@ -91,6 +98,7 @@ pub(super) async fn run(deps: AnnounceDeps, egresses: Cache<CachedSources>) -> I
         tokio::select! {
             () = reached => {}
             Ok(()) = holds.changed() => {}
+            Ok(()) = heard.changed(), if !announcer.adopted.is_empty() => {}
             Ok(()) = listed.changed() => {}
             Ok(()) = slices.changed() => {}
             Ok(()) = pods.changed() => {}
@@ -102,30 +110,42 @@ impl Announcer {
     /// Returns when something is to be done without a change.
     async fn step(&mut self) -> Option<Instant> {
         let now = Instant::now();
-        let has_facts = self.egresses.has_answer() && self.deps.slices.has_answer();
-        let permitted = facts::permitted(self.egresses.store.state().iter().map(AsRef::as_ref));
+        let permitted = facts::permitted(self.deps.egresses.store.state().iter().map(AsRef::as_ref));
+        let has_facts = self.deps.egresses.has_answer() && self.deps.slices.has_answer();
+        let mut holders_again = None;
         if has_facts {
             let slices = self.deps.slices.store.state();
-            self.deps.sources.set_nodes(facts::nodes(&permitted, slices.iter().map(|slice| slice.places())));
+            let (holders, again) = self.holders.take(&permitted, now);
+            self.deps.sources.set_nodes(facts::nodes(holders, slices.iter().map(|slice| slice.places())));
+            holders_again = again;
         }
         let pods = self.deps.pods.store.state();
         let gateways = facts::gateways(&permitted, pods.iter().map(AsRef::as_ref));
         let local = gateways.iter().map(|gateway| (gateway.egress.clone(), gateway.uid.clone()));
         self.deps.registrar.set_local_gateways(local.collect());
+        let awaited = (has_facts && self.deps.pods.has_answer())
+            .then(|| plan::awaited(&permitted, &gateways, &self.deps.registrar.heard_local_gateways()));
         let holds = self.deps.registrar.local_holds(now);
         let term = |hold: &HeardHold| (hold.egress.clone(), hold.gateway.clone(), hold.address, hold.term);
         let inputs = Inputs { permitted, gateways, holds: holds.iter().map(term).collect() };
-        self.compare(inputs, &holds, has_facts, now).await;
+        self.compare(inputs, &holds, awaited.as_ref(), now).await;
         self.tell(now).await;
         let ends = holds.iter().map(|hold| hold.until);
         let compare = self.compared.as_ref().map(|compared| compared.again);
-        ends.chain(self.schedule.next()).chain(self.adopted.end()).chain(compare).min()
+        let others = [holders_again, self.schedule.next(), self.adopted.end(), compare];
+        ends.chain(others.into_iter().flatten()).min()
     }
 
     /// Compares with the kernel, unless that was done of the same a moment ago. Where nothing is or was announced, the kernel is left
     /// alone.
-    async fn compare(&mut self, inputs: Inputs, holds: &[HeardHold], has_facts: bool, now: Instant) {
-        let kept = self.adopted.kept(&Plan::default(), has_facts, now).clone();
+    async fn compare(
+        &mut self,
+        inputs: Inputs,
+        holds: &[HeardHold],
+        awaited: Option<&BTreeSet<IpAddr>>,
+        now: Instant,
+    ) {
+        let kept = self.adopted.kept(&Plan::default(), awaited, now);
         let last = self.compared.as_ref();
         let had_nothing =
             last.is_none_or(|last| !last.has_failed && last.sources.is_empty() && last.kept.is_empty());
@@ -142,9 +162,13 @@ impl Announcer {
         match finished(read) {
             Ok(found) => {
                 let Inputs { permitted, gateways, .. } = &inputs;
-                let plan = plan::plan(permitted, gateways, holds, &self.announced, &found);
-                let kept = self.adopted.kept(&plan, has_facts, now).clone();
+                let mut plan = plan::plan(permitted, gateways, holds, &self.announced, &found);
+                let again = plan::hold_down(&mut plan, &self.announced, &mut self.pace, now);
+                let kept = self.adopted.kept(&plan, awaited, now);
                 self.apply(inputs, plan, kept, found, now).await;
+                if let (Some(again), Some(compared)) = (again, &mut self.compared) {
+                    compared.again = compared.again.min(again);
+                }
             }
             Err(error) => self.refused(&error, inputs, kept, now),
         }

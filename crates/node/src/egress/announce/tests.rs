@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fairlead_api::resources::Egress;
 use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::pods::SlimPod;
 use fairlead_cluster::subsystem::Supervisor;
@@ -27,9 +28,9 @@ use serde_json::json;
 use testbed_netns::{sh_in, try_sh_in};
 use tokio::time::sleep;
 
-use super::facts::CachedSources;
 use super::metrics::AnnounceMetrics;
 use super::{AnnounceDeps, SourceAddresses, run};
+use crate::egress::objects::CachedEgress;
 use crate::egress::registrar::endpoints::CachedSlice;
 use crate::egress::registrar::tests::gateway::Fake;
 use crate::egress::registrar::tests::of_gateway;
@@ -51,13 +52,13 @@ where
     caches::start(supervisor.subsystem("caches"), what, stream::iter(events).chain(stream::pending()))
 }
 
-fn sources() -> CachedSources {
+fn sources() -> CachedEgress {
     let egress = json!({
         "apiVersion": "coil.cybozu.com/v2", "kind": "Egress",
         "metadata": {"namespace": "internet-egress", "name": "nat"}, "spec": {"destinations": ["0.0.0.0/0"]},
         "status": {"sourceAddresses": [{"addresses": [HELD], "gateway": "nat-a"}, {"addresses": [STALE]}]},
     });
-    CachedSources::new(&serde_json::from_value(egress).unwrap())
+    CachedEgress::from(&serde_json::from_value::<Egress>(egress).unwrap())
 }
 
 fn slice() -> CachedSlice {
@@ -168,6 +169,7 @@ async fn what_a_gateway_holds_is_announced(bed: &Bed) {
     let egresses = cache(&mut supervisor, "Egresses", vec![sources()]);
     let deps = AnnounceDeps {
         registrar,
+        egresses: Arc::new(egresses),
         slices: Arc::new(cache(&mut supervisor, "EndpointSlices", vec![slice()])),
         pods: Arc::new(cache(&mut supervisor, "Pods", vec![gateway_pod()])),
         sources: shared.clone(),
@@ -175,7 +177,7 @@ async fn what_a_gateway_holds_is_announced(bed: &Bed) {
         metrics: AnnounceMetrics::register(&mut registry),
         mesh_devices: Box::new(Vec::new),
     };
-    supervisor.subsystem("egress").spawn("source addresses", run::run(deps, egresses));
+    supervisor.subsystem("egress").spawn("source addresses", run::run(deps));
     let announced = shared.announced();
     let has = |address: &str| announced.borrow().contains(&address.parse::<IpAddr>().unwrap());
 

@@ -82,6 +82,7 @@ fn known() -> Known {
             slice("drained", json!([endpoint("d1", "10.1.0.7", true, true)])),
         ]),
         namespaces: Vec::new(),
+        selection: None,
         nodes: vec![object(node)],
         pools: Vec::new(),
         service_ranges: vec![object(json!({
@@ -229,4 +230,29 @@ fn all_gateways_of_an_egress_are_shown_with_their_state() {
             "w4 gate 10.1.0.8 ended"
         ]
     );
+}
+
+#[test]
+fn a_pod_without_an_annotation_has_no_known_way_while_not_all_egresses_can_be_read() {
+    let to: IpAddr = "198.51.100.7".parse().unwrap();
+    let unread = |selection: Selection| {
+        let objects = Objects { selection: Some(selection), slices: Some(Vec::new()), ..Objects::default() };
+        Known::of(&objects).explain(&pod(None, json!({})), to)
+    };
+    assert_eq!(unread(Selection::default()).way, PacketWay::Uplink);
+    for what in ["the list of Egresses", "the Namespace of the pod"] {
+        let explanation = unread(Selection::default().without(what));
+        let PacketWay::NotKnown(why) = &explanation.way else { panic!("{explanation:?}") };
+        assert_eq!(why.reason, "SelectionNotKnown");
+        assert!(why.message.contains(what), "{why:?}");
+        assert!(explanation.steps[0].contains("no Egress that could be read selects it"), "{explanation:?}");
+    }
+    // A gateway is never selected.
+    let labels = json!({ "app.kubernetes.io/name": "coil", "app.kubernetes.io/component": "egress", "app.kubernetes.io/instance": "wide" });
+    let gateway = pod(None, json!({ "metadata": { "labels": labels } }));
+    let objects = Objects {
+        selection: Some(Selection::default().without("the list of Egresses")),
+        ..Objects::default()
+    };
+    assert_eq!(Known::of(&objects).explain(&gateway, to).way, PacketWay::Uplink);
 }

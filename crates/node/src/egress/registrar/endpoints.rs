@@ -3,7 +3,8 @@
 //! The EndpointSlice controller copies the labels of a Service to its slices (`endpointslice/utils.go`), so that the selector of the
 //! Services selects the slices. A Service of two families has slices of each; `targetRef` says which endpoints are one pod.
 
-use std::collections::BTreeMap;
+use std::borrow::Borrow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fairlead_address::DualStackAddrs;
@@ -12,6 +13,7 @@ use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::EgressName;
 use fairlead_egress::objects::selector_of_all;
 use fairlead_fou::MAX_GATEWAYS;
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt as _};
@@ -71,6 +73,7 @@ pub(crate) struct CachedSlice {
 /// Where a gateway runs, as an EndpointSlice shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::egress) struct GatewayPlace {
+    pub(in crate::egress) gateway: GatewayUid,
     /// Name of its pod.
     pub(in crate::egress) pod: String,
     /// Name of its node.
@@ -101,31 +104,78 @@ impl CachedSlice {
 /// Consumers use the first address of an endpoint (Kubernetes, `Endpoint.addresses`). Unset conditions are ready and serving, and not
 /// terminating.
 fn gateway(endpoint: &Endpoint) -> Option<(GatewayUid, GatewayEndpoint)> {
-    let address: IpAddr = endpoint.addresses.first()?.parse().ok()?;
-    if address.is_loopback() || address.is_unspecified() || address.is_multicast() {
-        return None;
-    }
-    let pod = endpoint.target_ref.as_ref().filter(|target| target.kind.as_deref() == Some("Pod"));
-    let uid = pod.and_then(|pod| pod.uid.clone()).unwrap_or_else(|| address.to_string());
+    let address = address(endpoint)?;
     let conditions = endpoint.conditions.as_ref();
     let ready = conditions.and_then(|it| it.ready).unwrap_or(true);
     let serving = conditions.and_then(|it| it.serving).unwrap_or(ready);
     let terminating = conditions.and_then(|it| it.terminating).unwrap_or(false);
     let addresses = [address].into_iter().collect();
-    Some((uid, GatewayEndpoint { addresses, ready, serving, terminating }))
+    Some((uid(endpoint, address), GatewayEndpoint { addresses, ready, serving, terminating }))
+}
+
+fn address(endpoint: &Endpoint) -> Option<IpAddr> {
+    let address: IpAddr = endpoint.addresses.first()?.parse().ok()?;
+    let is_usable = !(address.is_loopback() || address.is_unspecified() || address.is_multicast());
+    is_usable.then_some(address)
+}
+
+fn uid(endpoint: &Endpoint, address: IpAddr) -> GatewayUid {
+    let uid = pod(endpoint).and_then(|pod| pod.uid.clone());
+    uid.unwrap_or_else(|| address.to_string())
+}
+
+fn pod(endpoint: &Endpoint) -> Option<&ObjectReference> {
+    endpoint.target_ref.as_ref().filter(|target| target.kind.as_deref() == Some("Pod"))
 }
 
 fn place(endpoint: &Endpoint) -> Option<GatewayPlace> {
-    let pod = endpoint.target_ref.as_ref().filter(|target| target.kind.as_deref() == Some("Pod"))?;
-    Some(GatewayPlace { pod: pod.name.clone()?, node: endpoint.node_name.clone()? })
+    let gateway = uid(endpoint, address(endpoint)?);
+    Some(GatewayPlace { gateway, pod: pod(endpoint)?.name.clone()?, node: endpoint.node_name.clone()? })
+}
+
+/// Gateways that a node uses before all others.
+#[derive(Debug, Clone, Default)]
+pub(in crate::egress) struct Preferred {
+    /// They run on the node, which has to hear what they hold.
+    local: BTreeSet<GatewayUid>,
+    /// They hold source addresses: others may forward nothing.
+    holders: BTreeSet<GatewayUid>,
+}
+
+impl Preferred {
+    /// Of an Egress whose gateways run at these places; `holders` are the names of the pods that hold source addresses.
+    pub(in crate::egress) fn of<'a>(
+        places: impl IntoIterator<Item = &'a GatewayPlace>,
+        node: &str,
+        holders: &BTreeSet<&str>,
+    ) -> Self {
+        let mut preferred = Self::default();
+        for place in places {
+            if place.node == node {
+                preferred.local.insert(place.gateway.clone());
+            }
+            if holders.contains(place.pod.as_str()) {
+                preferred.holders.insert(place.gateway.clone());
+            }
+        }
+        preferred
+    }
 }
 
 /// The gateways that a node uses. An Egress has at most [`MAX_GATEWAYS`] here, since a client can use no more. Which ones depends on
-/// the node, so that all gateways get clients.
-pub(super) fn gateways<'a>(slices: impl IntoIterator<Item = &'a CachedSlice>, node: &str) -> Endpoints {
-    let mut all = joined(slices);
-    for of_egress in all.values_mut() {
-        limit(of_egress, node);
+/// the node, so that all gateways get clients. `holders` are the pods that hold source addresses of each Egress.
+pub(super) fn gateways(
+    slices: &[impl Borrow<CachedSlice>],
+    node: &str,
+    holders: impl Fn(&EgressName) -> BTreeSet<String>,
+) -> Endpoints {
+    let mut all = joined(slices.iter().map(Borrow::borrow));
+    for (egress, of_egress) in all.iter_mut().filter(|(_, gateways)| gateways.len() > MAX_GATEWAYS) {
+        let holders = holders(egress);
+        let holders = holders.iter().map(String::as_str).collect();
+        let of_slices = slices.iter().map(Borrow::borrow).filter(|slice| slice.egress == *egress);
+        let preferred = Preferred::of(of_slices.flat_map(|slice| &slice.places), node, &holders);
+        limit(of_egress, node, &preferred);
     }
     all
 }
@@ -146,16 +196,21 @@ pub(in crate::egress) fn joined<'a>(slices: impl IntoIterator<Item = &'a CachedS
     all
 }
 
-/// Keeps those that take new flows before the others, by rendezvous hashing (Thaler and Ravishankar, 1998): a gateway that comes or goes
-/// changes the choice of few nodes.
-pub(in crate::egress) fn limit(gateways: &mut BTreeMap<GatewayUid, GatewayEndpoint>, node: &str) {
+/// Keeps those that run on the node, then those that hold source addresses, then those that take new flows before the others, by rendezvous
+/// hashing (Thaler and Ravishankar, 1998): a gateway that comes or goes changes the choice of few nodes.
+pub(in crate::egress) fn limit(
+    gateways: &mut BTreeMap<GatewayUid, GatewayEndpoint>,
+    node: &str,
+    preferred: &Preferred,
+) {
     if gateways.len() <= MAX_GATEWAYS {
         return;
     }
     let rank = |(uid, gateway): (&GatewayUid, &GatewayEndpoint)| {
         let hash: [u8; 32] =
             Sha256::new().chain_update(node).chain_update([0]).chain_update(uid).finalize().into();
-        (!gateway.is_alive(), gateway.is_draining(), hash, uid.clone())
+        let is_other = (!preferred.local.contains(uid), !preferred.holders.contains(uid));
+        (!gateway.is_alive(), is_other, gateway.is_draining(), hash, uid.clone())
     };
     let mut ranked: Vec<_> = gateways.iter().map(rank).collect();
     ranked.sort_unstable();
@@ -213,7 +268,7 @@ mod tests {
                 json!([{"addresses": ["10.0.0.9"]}, {"addresses": ["127.0.0.1"]}, {"addresses": ["?"]}]),
             ),
         ];
-        let all = gateways(&slices, "n1");
+        let all = gateways(&slices, "n1", |_| BTreeSet::new());
         let (egress, found) = all.first_key_value().unwrap();
         assert_eq!((egress.to_string(), all.len()), ("internet-egress/nat".to_owned(), 1));
         let shown: Vec<String> = found
@@ -262,12 +317,43 @@ mod tests {
                 .collect();
             [slice("a", "IPv4", endpoints.into())]
         };
-        let chosen = |range, node: &str| gateways(&many(range), node).into_values().next().unwrap();
+        let chosen = |range, node: &str| {
+            gateways(&many(range), node, |_| BTreeSet::new()).into_values().next().unwrap()
+        };
         let (n1, n2) = (chosen(1..90, "n1"), chosen(1..90, "n2"));
         assert_eq!((n1.len(), n2.len()), (MAX_GATEWAYS, MAX_GATEWAYS));
         assert_ne!(n1, n2);
         assert!(n1.values().all(|gateway| gateway.ready));
         let fewer = chosen(1..89, "n1");
         assert_eq!(n1, fewer, "a draining one more");
+    }
+
+    #[test]
+    fn of_many_gateways_those_on_the_node_and_those_that_hold_source_addresses_are_kept() {
+        let of = |number: usize, state: Value| {
+            let mut endpoint = endpoint(&format!("10.0.0.{number}"), &format!("p{number}"), state);
+            endpoint["nodeName"] = json!(format!("n{number}"));
+            endpoint["targetRef"]["name"] = json!(format!("nat-{number}"));
+            endpoint
+        };
+        let ready = json!({"ready": true, "serving": true});
+        let draining = json!({"ready": false, "serving": true, "terminating": true});
+        let ended = json!({"ready": false, "serving": false, "terminating": true});
+        let mut endpoints: Vec<_> = (1..80).map(|number| of(number, ready.clone())).collect();
+        endpoints.extend((80..83).map(|number| of(number, draining.clone())));
+        endpoints.push(of(83, ended));
+        let slices = [slice("a", "IPv4", endpoints.into())];
+        let holders = |_: &EgressName| ["nat-7", "nat-81", "nat-83", "gone"].map(str::to_owned).into();
+        for local in [5, 80] {
+            let node = format!("n{local}");
+            let chosen = gateways(&slices, &node, holders).into_values().next().unwrap();
+            assert_eq!(chosen.len(), MAX_GATEWAYS);
+            for kept in [local, 7, 81] {
+                assert!(chosen.contains_key(&format!("p{kept}")), "p{kept} on {node}");
+            }
+            assert!(!chosen.contains_key("p83"), "it forwards nothing");
+            let draining = chosen.values().filter(|gateway| gateway.is_draining()).count();
+            assert_eq!(draining, if local == 80 { 2 } else { 1 }, "no other one");
+        }
     }
 }

@@ -37,6 +37,7 @@ use self::endpoints::CachedSlice;
 use self::metrics::RegistrarMetrics;
 use self::registry::Registry;
 use self::token::RequestToken;
+use super::objects::CachedEgress;
 
 /// How long [`Registrar::registered`] waits, just less than its callers.
 const REGISTERED: Duration = Duration::from_millis(1900);
@@ -160,6 +161,8 @@ pub(crate) struct RegistrarDeps {
     pub(crate) client: kube::Client,
     /// Name of this node's Node object.
     pub(crate) node: String,
+    /// Says which gateways hold source addresses.
+    pub(crate) egresses: Arc<Cache<CachedEgress>>,
     /// The gateways of Egresses.
     pub(crate) slices: Arc<Cache<CachedSlice>>,
     /// What it counts.
@@ -190,10 +193,11 @@ struct Shared {
 impl Registrar {
     /// Starts the watch of EndpointSlices, the registrations and the probes as tasks of `subsystem`.
     pub(crate) fn start(deps: RegistrarDeps, subsystem: &mut Subsystem) -> Self {
-        let slices = deps.slices;
-        let request = token::request_with(deps.client);
-        let registrar = Self::new(request, EGRESS_REGISTRATION_PORT, deps.metrics);
-        subsystem.spawn("endpoints of Egresses", follow(Arc::clone(&registrar.shared), slices, deps.node));
+        let RegistrarDeps { client, node, egresses, slices, metrics } = deps;
+        let request = token::request_with(client);
+        let registrar = Self::new(request, EGRESS_REGISTRATION_PORT, metrics);
+        let follow = follow(Arc::clone(&registrar.shared), egresses, slices, node);
+        subsystem.spawn("endpoints of Egresses", follow);
         registrar.spawn(subsystem);
         registrar
     }
@@ -290,6 +294,11 @@ impl Registrar {
         self.shared.registry().local_holds(now)
     }
 
+    /// Those of the gateways on this node that have answered since this program started, so that [`Self::local_holds`] has what they hold.
+    pub(crate) fn heard_local_gateways(&self) -> BTreeSet<(EgressName, endpoints::GatewayUid)> {
+        self.shared.registry().heard_local()
+    }
+
     /// Changes whenever [`Self::local_holds`] may return something else, apart from holds that end by time.
     pub(crate) fn hold_changes(&self) -> watch::Receiver<()> {
         self.shared.holds.subscribe()
@@ -322,18 +331,30 @@ impl Shared {
     }
 }
 
-/// Takes what EndpointSlices show.
-async fn follow(shared: Arc<Shared>, slices: Arc<Cache<CachedSlice>>, node: String) {
-    let mut generation = slices.subscribe();
+/// Takes what EndpointSlices show, and which gateways hold source addresses.
+async fn follow(
+    shared: Arc<Shared>,
+    egresses: Arc<Cache<CachedEgress>>,
+    slices: Arc<Cache<CachedSlice>>,
+    node: String,
+) {
+    let (mut shown, mut held) = (slices.subscribe(), egresses.subscribe());
     loop {
         if slices.is_ready() {
-            let slices = slices.store.state();
-            let gateways = endpoints::gateways(slices.iter().map(AsRef::as_ref), &node);
+            let egresses = egresses.store.state();
+            let holders = |of: &EgressName| {
+                let egress = egresses.iter().find(|egress| egress.name == *of);
+                let held = egress.into_iter().flat_map(|egress| egress.source_addresses.values());
+                held.flatten().cloned().collect()
+            };
+            let gateways = endpoints::gateways(&slices.store.state(), &node, holders);
             let changed = shared.registry().set_endpoints(gateways, Instant::now());
             shared.clients_changed(changed);
         }
-        if generation.changed().await.is_err() {
-            std::future::pending::<()>().await;
+        tokio::select! {
+            Ok(()) = shown.changed() => {}
+            Ok(()) = held.changed() => {}
+            else => std::future::pending().await,
         }
     }
 }

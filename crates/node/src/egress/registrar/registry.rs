@@ -154,6 +154,11 @@ impl Registry {
         self.holds.is_local(&id.egress, &id.uid)
     }
 
+    /// Those of these that have answered.
+    pub(super) fn heard_local(&self) -> BTreeSet<(EgressName, GatewayUid)> {
+        self.holds.heard_local(&self.gateways)
+    }
+
     /// What these hold.
     pub(super) fn local_holds(&self, now: Instant) -> Vec<HeardHold> {
         self.holds.of_local(&self.gateways, now)

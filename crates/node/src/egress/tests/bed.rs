@@ -27,7 +27,7 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use super::super::inputs::Inputs;
-use super::super::objects::SlimService;
+use super::super::objects::{CachedEgress, SlimService};
 use super::super::registrar::{Client, Way};
 use super::super::{Attached, Egress, EgressDeps, EgressProblems, EgressSwitches, Gateways, Request};
 use crate::cni::Failure;
@@ -119,12 +119,26 @@ where
     K: Lookup<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
 {
     fn start(subsystem: &mut Subsystem, what: &'static str, first: Vec<K>) -> (Self, Cache<K>) {
+        Self::parsed(subsystem, what, first, |object| object)
+    }
+
+    /// With a cache of what is read of the objects.
+    fn parsed<T>(
+        subsystem: &mut Subsystem,
+        what: &'static str,
+        first: Vec<K>,
+        parse: impl Fn(K) -> T + Send + 'static,
+    ) -> (Self, Cache<T>)
+    where
+        T: Lookup<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
+    {
         let (sender, events) = mpsc::unbounded_channel();
         let feed = Self(sender);
         feed.send(Event::Init);
         first.into_iter().for_each(|object| feed.send(Event::InitApply(object)));
         feed.send(Event::InitDone);
-        (feed, caches::start(subsystem, what, UnboundedReceiverStream::new(events)))
+        let events = caches::parsed(UnboundedReceiverStream::new(events), parse);
+        (feed, caches::start(subsystem, what, events))
     }
 
     fn send(&self, event: Event<K>) {
@@ -189,7 +203,8 @@ impl Bed {
     ) -> Self {
         let mut supervisor = Supervisor::default();
         let caches = supervisor.subsystem("caches");
-        let (egresses, cached_egresses) = Feed::start(caches, "Egresses", objects.egresses);
+        let (egresses, cached_egresses) =
+            Feed::parsed(caches, "Egresses", objects.egresses, |egress| CachedEgress::from(&egress));
         let (services, cached_services) = Feed::start(caches, "Services", objects.services);
         let (namespaces, cached_namespaces) = Feed::start(caches, "Namespaces", objects.namespaces);
         let (pods, cached_pods) = Feed::start(caches, "Pods", objects.pods);

@@ -36,6 +36,18 @@ impl Holds {
         !self.local.is_empty() && self.local.contains(&(egress.clone(), uid.clone()))
     }
 
+    /// Those of the gateways on this node that have ever answered.
+    pub(super) fn heard_local(
+        &self,
+        gateways: &BTreeMap<EgressName, BTreeMap<GatewayUid, Gateway>>,
+    ) -> BTreeSet<(EgressName, GatewayUid)> {
+        let has_answered = |(egress, uid): &&(EgressName, GatewayUid)| {
+            let gateway = gateways.get(egress).and_then(|gateways| gateways.get(uid));
+            gateway.is_some_and(|gateway| gateway.session.has_registered())
+        };
+        self.local.iter().filter(has_answered).cloned().collect()
+    }
+
     /// Takes what a gateway said.
     pub(super) fn hear(&mut self, egress: &EgressName, held: &BTreeMap<IpAddr, Hold>, now: Instant) {
         let newest = self.newest.entry(egress.clone()).or_default();
