@@ -14,10 +14,12 @@ use crate::bed::{Bed, TIMEOUT, bed, egress};
 
 const COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-/// A gateway that answers at `/load`; its port.
-fn serve(connections: Arc<AtomicU64>) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
+/// The port that the pods of Egresses serve their load at.
+const PORT: u16 = 8080;
+
+/// A gateway that answers at `/load`.
+fn serve(address: &str, connections: Arc<AtomicU64>) {
+    let listener = TcpListener::bind((address, PORT)).unwrap();
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             let mut request = [0; 1024];
@@ -28,33 +30,30 @@ fn serve(connections: Arc<AtomicU64>) -> u16 {
             let _ = write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
         }
     });
-    port
 }
 
-/// A running pod with the labels of a gateway of Egress `nat`, which a ReplicaSet has made.
-fn pod(bed: &Bed, namespace: &str, name: &str, set: &str, port: u16) {
-    let owner = json!([{
-        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": set, "uid": set, "controller": true,
-    }]);
-    let labels = json!({
-        "app.kubernetes.io/name": "coil", "app.kubernetes.io/component": "egress", "app.kubernetes.io/instance": "nat",
-    });
-    let container =
-        json!({ "name": "egress", "image": "a", "ports": [{ "name": "metrics", "containerPort": port }] });
-    let pod = json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": { "name": name, "namespace": namespace, "labels": labels, "ownerReferences": owner },
-        "spec": { "containers": [container] },
-    });
-    // The namespace has no ServiceAccount for a moment.
-    eventually(TIMEOUT, || bed.plane.apply(&pod.to_string())).unwrap();
-    let status =
-        json!({ "status": { "phase": "Running", "podIP": "127.0.0.1", "podIPs": [{ "ip": "127.0.0.1" }] } });
-    let patch = status.to_string();
+/// The pods that the ReplicaSet of Egress `nat` has made.
+fn gateways(bed: &Bed, namespace: &str) -> Vec<String> {
+    let made = || {
+        let list =
+            bed.get(&["pods", "--namespace", namespace, "--selector", "app.kubernetes.io/instance=nat"])?;
+        let items = list["items"].as_array().into_iter().flatten();
+        let names: Vec<String> =
+            items.filter_map(|pod| pod["metadata"]["name"].as_str().map(str::to_owned)).collect();
+        ensure!(names.len() == 2, "{names:?}");
+        Ok(names)
+    };
+    eventually(TIMEOUT, made).unwrap()
+}
+
+/// As kubelet would say of a pod.
+fn runs(bed: &Bed, namespace: &str, pod: &str, address: &str) {
+    let status = json!({ "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }] });
+    let patch = json!({ "status": status }).to_string();
     let arguments = [
         "patch",
         "pod",
-        name,
+        pod,
         "--namespace",
         namespace,
         "--subresource=status",
@@ -65,19 +64,38 @@ fn pod(bed: &Bed, namespace: &str, name: &str, set: &str, port: u16) {
     bed.plane.kubectl(&arguments).unwrap();
 }
 
+/// A pod with the labels of a gateway, which no ReplicaSet has made.
+fn foreign(bed: &Bed, namespace: &str) {
+    let labels = json!({
+        "app.kubernetes.io/name": "coil", "app.kubernetes.io/component": "egress", "app.kubernetes.io/instance": "nat",
+    });
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": "foreign", "namespace": namespace, "labels": labels },
+        "spec": { "containers": [{ "name": "egress", "image": "a" }] },
+    });
+    // The namespace has no ServiceAccount for a moment.
+    eventually(TIMEOUT, || bed.plane.apply(&pod.to_string())).unwrap();
+}
+
 #[test]
 fn gateways_with_fewer_connections_cost_less() {
     let (bed, namespace) = (bed(), "costs");
     bed.namespace(namespace);
     let loads = [5_u64, 700].map(|load| Arc::new(AtomicU64::new(load)));
-    for (name, load) in ["a", "b"].into_iter().zip(&loads) {
-        pod(&bed, namespace, name, "nat-5f6d", serve(Arc::clone(load)));
-    }
-    pod(&bed, namespace, "foreign", "other-5f6d", serve(Arc::new(AtomicU64::new(1))));
     bed.plane.apply(&egress(namespace, "nat", &json!({ "replicas": 2 }))).unwrap();
+    let names = gateways(&bed, namespace);
+    let addresses = ["127.77.0.1", "127.77.0.2", "127.77.0.3"];
+    for ((name, load), address) in names.iter().zip(&loads).zip(addresses) {
+        serve(address, Arc::clone(load));
+        runs(&bed, namespace, name, address);
+    }
+    foreign(&bed, namespace);
+    serve(addresses[2], Arc::new(AtomicU64::new(1)));
+    runs(&bed, namespace, "foreign", addresses[2]);
     let cost = |pod: &Value| pod["metadata"]["annotations"][COST].clone();
     let costs = |expected: [&str; 2]| {
-        for (name, expected) in ["a", "b"].into_iter().zip(expected) {
+        for (name, expected) in names.iter().zip(expected) {
             bed.until(namespace, &["pod", name], |pod| {
                 ensure!(cost(pod) == expected);
                 Ok(())
@@ -90,10 +108,11 @@ fn gateways_with_fewer_connections_cost_less() {
     loads[1].store(0, Ordering::Relaxed);
     costs(["12", "0"]);
     let version = |name: &str| bed.there(namespace, &["pod", name])["metadata"]["resourceVersion"].clone();
-    let before = ["a", "b"].map(version);
+    let versions = || names.iter().map(|name| version(name)).collect::<Vec<_>>();
+    let before = versions();
     loads[0].store(9000, Ordering::Relaxed);
     thread::sleep(std::time::Duration::from_secs(35));
-    assert_eq!(["a", "b"].map(version), before, "the order is as before");
+    assert_eq!(versions(), before, "the order is as before");
     assert_eq!(
         cost(&bed.there(namespace, &["pod", "foreign"])),
         Value::Null,
