@@ -412,7 +412,7 @@ mod tests {
     fn what_is_new_of_an_egress_that_changes_too_often_waits_and_what_is_there_stays() {
         let (now, mut pace, none) = (Instant::now(), Pace::default(), BTreeMap::new());
         let (kept, new) = (hold(5, "192.0.2.40", 3), hold(6, "192.0.2.41", 1));
-        let before = planned(&[kept.clone()], &none).announced;
+        let before = planned(std::slice::from_ref(&kept), &none).announced;
         let at = |before: &BTreeMap<IpAddr, Announced>, pace: &mut Pace, now| {
             let mut plan = planned(&[kept.clone(), new.clone()], before);
             let again = hold_down(&mut plan, before, pace, now);
