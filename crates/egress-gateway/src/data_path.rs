@@ -170,6 +170,7 @@ impl DataPath {
     /// Applies what is desired; whether that succeeded.
     async fn apply(&mut self) -> bool {
         let (version, desired) = self.shared.desired();
+        let standby = desired.sources.as_ref().is_some_and(|sources| sources.standby);
         let (settings, plane, table) = (self.settings.clone(), self.plane.take(), self.table.clone());
         let work = move || {
             let faults = plane::prepare_host(&settings);
@@ -198,8 +199,8 @@ impl DataPath {
                 }
                 let reasons: Vec<String> = self.faults.iter().map(ToString::to_string).collect();
                 self.status.set((!reasons.is_empty()).then(|| reasons.join("; ")));
-                self.shared
-                    .set_in_place(InPlace { version: Some(version), refused: Arc::new(applied.refused) });
+                let refused = Arc::new(applied.refused);
+                self.shared.set_in_place(InPlace { version: Some(version), standby, refused });
                 true
             }
             Err(error) => {

@@ -26,6 +26,8 @@ const MAX_MESSAGE: usize = 500;
 pub(crate) struct InPlace {
     /// The version of the registry that is in place; `None` before the first time.
     pub(crate) version: Option<u64>,
+    /// What clients send to the outside is dropped there ([`Sources::standby`]).
+    pub(crate) standby: bool,
     /// Clients whose tunnel the kernel refuses.
     pub(crate) refused: Arc<BTreeMap<IpAddr, String>>,
 }

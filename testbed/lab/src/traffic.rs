@@ -172,6 +172,17 @@ impl Flow {
     pub fn figures_since(&self, mark: Instant) -> Figures {
         figures(&lock(&self.log).messages, mark, Instant::now())
     }
+
+    /// When the messages were sent that [`Self::figures_since`] counts as lost, as times since `mark`.
+    pub fn lost_since(&self, mark: Instant) -> Vec<Duration> {
+        let counted_until = Instant::now().checked_sub(UNDER_WAY).unwrap_or(mark);
+        let log = lock(&self.log);
+        let lost = log
+            .messages
+            .iter()
+            .filter(|(sent, answer)| *sent >= mark && *sent < counted_until && answer.is_none());
+        lost.map(|(sent, _)| sent.duration_since(mark)).collect()
+    }
 }
 
 impl Drop for Flow {

@@ -147,6 +147,7 @@ impl Holds {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut members = self.inputs.members.clone();
         members.mark_changed();
+        let mut in_place = self.shared.in_place();
         loop {
             tokio::select! {
                 _ = tick.tick() => {}
@@ -172,6 +173,7 @@ impl Holds {
                     }
                 }
                 Ok(()) = members.changed() => {}
+                Ok(()) = in_place.changed() => {}
             }
             self.note_members(&mut members);
             for write in self.act(slots, &mut done).await {
@@ -240,7 +242,9 @@ impl Holds {
             let heartbeat = machine::to_wire(&heartbeat);
             members.keys().for_each(|member| self.transport.heartbeat(member, heartbeat.clone()));
         }
-        self.publish(slots, &addresses, is_standby(&held, &deadlines));
+        // Clients must not come before the data path lets their packets pass.
+        let is_standby = is_standby(&held, &deadlines) || self.shared.in_place().borrow().standby;
+        self.publish(slots, &addresses, is_standby);
         if held.keys().ne(done.held.keys()) || is_old(done.told, TELL) {
             self.tell_nodes(slots, &held, &deadlines);
             self.metrics.set(&held, since);

@@ -87,6 +87,11 @@ impl Outgoing {
         let figures: Vec<_> = self.flows.iter().map(|flow| flow.figures_since(mark)).collect();
         let (sent, lost) = figures.iter().fold((0, 0), |sum, it| (sum.0 + it.sent, sum.1 + it.lost));
         let gap = figures.iter().map(|it| it.longest_gap).max().unwrap_or_default();
+        for flow in &self.flows {
+            if let [first, .., last] = flow.lost_since(mark)[..] {
+                println!("{}: messages are lost {first:.3?} to {last:.3?} later", flow.name());
+            }
+        }
         println!("{what}: {lost} of {sent} messages of {} flows lost; longest gap {gap:.2?}", figures.len());
         lost
     }

@@ -23,8 +23,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(10);
 /// A stream that lasted this long was good: the next pause is the first.
 const GOOD: Duration = Duration::from_secs(10);
-/// Longest pause for a gateway on this node that may hold source addresses.
-const LAST_PAUSE_OF_HOLDER: Duration = Duration::from_millis(500);
+/// Longest pause for a gateway on this node that may hold source addresses: when its program starts again, they are announced as long as it
+/// has said before.
+const LAST_PAUSE_OF_HOLDER: Duration = Duration::from_millis(200);
 /// Longest time for which a hold counts without being said again, and most addresses that a gateway may hold.
 const MAX_VALIDITY: Duration = Duration::from_secs(5);
 pub(super) const MAX_HOLDS: usize = 256;

@@ -14,13 +14,28 @@ use crate::egress::registrar::session::MAX_HOLDS;
 /// How long after its end the term of a hold still counts.
 const FORGOTTEN: Duration = Duration::from_secs(10);
 
+/// How much longer an address is announced than its gateway has said that it holds it: that program may just be starting again. The kernel of
+/// the gateway ends the use of the address in time, and another gateway takes it 0.2 s after that at the earliest.
+const ANNOUNCED_LONGER: Duration = Duration::from_secs(1);
+
+/// How long an address stays announced here after a gateway elsewhere has said that it holds it: until that is announced there.
+const SUPERSEDED: Duration = Duration::from_millis(300);
+
+/// What gateways have said of an address.
+#[derive(Debug, Clone, Copy)]
+struct Newest {
+    hold: Hold,
+    /// When its term was heard first.
+    since: Instant,
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Holds {
     /// Gateways on this node that may hold source addresses.
     local: BTreeSet<(EgressName, GatewayUid)>,
     /// The newest hold that any gateway of an Egress said of an address.
-    newest: BTreeMap<EgressName, BTreeMap<IpAddr, Hold>>,
+    newest: BTreeMap<EgressName, BTreeMap<IpAddr, Newest>>,
 }
 
 impl Holds {
@@ -52,15 +67,18 @@ impl Holds {
     pub(super) fn hear(&mut self, egress: &EgressName, held: &BTreeMap<IpAddr, Hold>, now: Instant) {
         let newest = self.newest.entry(egress.clone()).or_default();
         // Terms begin anew where the Lease was deleted.
-        newest.retain(|_, hold| hold.until.checked_add(FORGOTTEN).is_none_or(|at| at > now));
+        newest.retain(|_, newest| newest.hold.until.checked_add(FORGOTTEN).is_none_or(|at| at > now));
         for (address, hold) in held {
             // A gateway may say any address: what it says too much is its own Egress's loss.
             if newest.len() >= MAX_HOLDS && !newest.contains_key(address) {
                 continue;
             }
-            let known = newest.entry(*address).or_insert(*hold);
-            if hold.term >= known.term {
-                *known = *hold;
+            let known = newest.entry(*address).or_insert(Newest { hold: *hold, since: now });
+            if hold.term > known.hold.term {
+                known.since = now;
+            }
+            if hold.term >= known.hold.term {
+                known.hold = *hold;
             }
         }
     }
@@ -80,15 +98,21 @@ impl Holds {
         for (egress, uid) in &self.local {
             let gateway = gateways.get(egress).and_then(|gateways| gateways.get(uid));
             let holds = gateway.into_iter().flat_map(|gateway| gateway.session.holds());
-            let valid =
-                holds.filter(|(address, hold)| hold.until > now && !self.has_newer(egress, address, hold));
-            found.extend(valid.map(|(address, hold)| HeardHold {
-                egress: egress.clone(),
-                gateway: uid.clone(),
-                address: *address,
-                term: hold.term,
-                until: hold.until,
-            }));
+            let announced = holds.filter_map(|(address, hold)| {
+                let until = hold.until.checked_add(ANNOUNCED_LONGER)?;
+                let superseded = self.newer(egress, address, hold);
+                let left = superseded.and_then(|newer| newer.since.checked_add(SUPERSEDED));
+                let until = left.map_or(until, |left| left.min(until));
+                let (egress, gateway) = (egress.clone(), uid.clone());
+                (until > now).then_some(HeardHold {
+                    egress,
+                    gateway,
+                    address: *address,
+                    term: hold.term,
+                    until,
+                })
+            });
+            found.extend(announced);
         }
         found
     }
@@ -97,12 +121,13 @@ impl Holds {
     /// terms now.
     pub(super) fn has_handed_over(&self, egress: &EgressName, gateway: &Gateway) -> bool {
         let holds = gateway.session.holds();
-        let is_superseded = |(address, hold): (&IpAddr, &Hold)| self.has_newer(egress, address, hold);
+        let is_superseded = |(address, hold): (&IpAddr, &Hold)| self.newer(egress, address, hold).is_some();
         gateway.session.state() == State::Standby || (!holds.is_empty() && holds.iter().all(is_superseded))
     }
 
-    fn has_newer(&self, egress: &EgressName, address: &IpAddr, hold: &Hold) -> bool {
-        let newest = self.newest.get(egress).and_then(|newest| newest.get(address));
-        newest.is_some_and(|newest| newest.term > hold.term)
+    /// What a gateway has said with a greater term.
+    fn newer(&self, egress: &EgressName, address: &IpAddr, hold: &Hold) -> Option<&Newest> {
+        let newest = self.newest.get(egress)?.get(address)?;
+        (newest.hold.term > hold.term).then_some(newest)
     }
 }
