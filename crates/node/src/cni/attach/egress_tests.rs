@@ -127,6 +127,8 @@ async fn behind_another_plugin_the_addresses_of_its_result_count() {
     } });
     let mut context = context("web", "u1", &pod.inside.path(), &stdin.to_string());
     context.egress = Request { uid: Some("u1".to_owned()), annotations, ..Request::default() };
+    // As the CNI server has it: the reconciler leaves the container alone meanwhile.
+    let _guard = bed.locks.lock("c1").await;
     stage.attach(&mut context).await.unwrap();
     assert_eq!(pod.shown("ip route show table 118"), "default dev fou4_0a447c91 proto 30");
     assert_eq!(pod.send("203.0.113.1:9"), None);
