@@ -96,7 +96,7 @@ impl Slot {
             self.lose();
         }
         if let Some(lingers) = &mut self.lingers {
-            lingers.is_taken_over = lease.holder.is_some();
+            lingers.is_taken_over = lease.holder.as_deref().is_some_and(|holder| holder != own);
         }
         if self.claim.is_some_and(|claim| claim < lease.term) {
             self.lose();
