@@ -10,6 +10,7 @@ use fairlead_api::resources::MAX_ENTRY_TERM;
 use fairlead_api::wireguard::{DeviceState, PublicKey};
 
 use super::external::DesiredExternal;
+use crate::token_bucket::TokenBucket;
 
 /// How often a Peer may come in quick succession, and then once in this time: each time is a write that all nodes read.
 const BURST: u32 = 5;
@@ -19,7 +20,8 @@ const REFILL: Duration = Duration::from_secs(30);
 #[derive(Debug, Default)]
 pub struct Entries {
     terms: BTreeMap<PublicKey, u64>,
-    budgets: BTreeMap<PublicKey, Budget>,
+    /// How often each Peer may still come.
+    budgets: BTreeMap<PublicKey, TokenBucket>,
 }
 
 impl Entries {
@@ -46,40 +48,14 @@ impl Entries {
             // The API server takes no higher one, and with it nothing else of this node.
             let term = other.saturating_add(1).min(MAX_ENTRY_TERM);
             let is_taken = self.terms.get(key).is_some_and(|own| *own >= term);
-            if calls && !is_taken && self.budgets.entry(*key).or_insert(Budget::full(now)).take(now) {
+            let full = || TokenBucket::full(BURST, REFILL, now);
+            if calls && !is_taken && self.budgets.entry(*key).or_insert_with(full).take(now).is_ok() {
                 tracing::info!(peer = peer.name, term, "a Peer has come to this entry node");
                 self.terms.insert(*key, term);
                 has_come = true;
             }
         }
         has_come
-    }
-}
-
-/// How often one Peer may still come.
-#[derive(Debug)]
-struct Budget {
-    left: u32,
-    /// Since when it refills.
-    since: Instant,
-}
-
-impl Budget {
-    fn full(now: Instant) -> Self {
-        Self { left: BURST, since: now }
-    }
-
-    fn take(&mut self, now: Instant) -> bool {
-        while self.left < BURST && now.saturating_duration_since(self.since) >= REFILL {
-            self.left = self.left.saturating_add(1);
-            self.since += REFILL;
-        }
-        if self.left == BURST {
-            self.since = now;
-        }
-        let may = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        may
     }
 }
 

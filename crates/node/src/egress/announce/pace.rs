@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use fairlead_egress::EgressName;
 
 use super::facts::Permitted;
+use crate::token_bucket::TokenBucket;
 
 /// Changes without a pause: as many as an Egress has addresses.
 const BURST: u32 = 32;
@@ -18,41 +19,15 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// When an Egress may change next.
 #[derive(Debug, Default)]
-pub(super) struct Pace(BTreeMap<EgressName, Bucket>);
-
-/// Changes that may come at once: `left` of them at the time `at`, and one more with each [`PAUSE`].
-#[derive(Debug)]
-struct Bucket {
-    left: u32,
-    at: Instant,
-}
-
-impl Bucket {
-    fn fill(&mut self, now: Instant) {
-        while self.left < BURST {
-            let Some(at) = self.at.checked_add(PAUSE).filter(|at| *at <= now) else { return };
-            (self.left, self.at) = (self.left.saturating_add(1), at);
-        }
-        self.at = now;
-    }
-}
+pub(super) struct Pace(BTreeMap<EgressName, TokenBucket>);
 
 impl Pace {
     /// An Egress is to change. `Err` is from when on it may.
     pub(super) fn change(&mut self, egress: &EgressName, now: Instant) -> Result<(), Instant> {
         // What is full again is as if it had never changed.
-        self.0.retain(|_, bucket| {
-            bucket.fill(now);
-            bucket.left < BURST
-        });
-        let bucket = self.0.entry(egress.clone()).or_insert(Bucket { left: BURST, at: now });
-        match bucket.left.checked_sub(1) {
-            Some(left) => {
-                bucket.left = left;
-                Ok(())
-            }
-            None => Err(bucket.at.checked_add(PAUSE).unwrap_or(now)),
-        }
+        self.0.retain(|_, bucket| !bucket.is_full(now));
+        let new = || TokenBucket::full(BURST, PAUSE, now);
+        self.0.entry(egress.clone()).or_insert_with(new).take(now)
     }
 }
 
