@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_api::names::{APP_NAME, EGRESS_COMPONENT, LABEL_APP_COMPONENT, LABEL_APP_NAME};
 use fairlead_api::resources::{AddressBlock, Egress, EgressSourceAddress};
 use fairlead_cluster::caches::{self, Cache, config};
 use fairlead_cluster::lean;
+use fairlead_cluster::pods::gateway_of;
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_cluster::writes::is_stale;
 use fairlead_egress::objects::selector_of_all;
@@ -21,7 +21,6 @@ use ipnet::IpNet;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -86,9 +85,7 @@ impl Decision {
         let texts: Vec<String> = self.refusals.iter().map(ToString::to_string).collect();
         Some(Finding::problem(first.reason(), texts.join("; ")))
     }
-}
 
-impl Decision {
     /// What the status says of source addresses.
     pub(super) fn status(&self) -> Vec<EgressSourceAddress> {
         sources::status(&self.plan.slots, &self.plan.holders)
@@ -276,7 +273,8 @@ impl SourceAddresses {
         for (pod, uid) in gone_members(&lease, &pods) {
             match api.get_metadata_opt(&pod).await {
                 Ok(Some(found))
-                    if found.metadata.uid.as_deref() == Some(&uid) && is_gateway(&found.metadata) => {}
+                    if found.metadata.uid.as_deref() == Some(&uid)
+                        && gateway_of(found.metadata.labels.as_ref()).is_some() => {}
                 Ok(_) => drop(gone.insert(format!("{ANNOTATION_MEMBER_PREFIX}{pod}"), None)),
                 Err(error) => {
                     tracing::warn!(namespace, pod, %error, "cannot read whether a gateway's pod is gone; retrying");
@@ -319,14 +317,6 @@ async fn create(leases: &Api<Lease>, lease: &Lease) -> Result<(), String> {
     };
     tracing::warn!(namespace, lease = name, error, "cannot create a Lease; retrying");
     Err(format!("cannot create the Lease {name} of its source addresses: {error}"))
-}
-
-/// Whether a pod has the labels of a gateway.
-fn is_gateway(pod: &ObjectMeta) -> bool {
-    let has = |name: &str, value: &str| {
-        pod.labels.as_ref().and_then(|labels| labels.get(name)).is_some_and(|found| found == value)
-    };
-    has(LABEL_APP_NAME, APP_NAME) && has(LABEL_APP_COMPONENT, EGRESS_COMPONENT)
 }
 
 fn log_failure(namespace: &str, outcome: Result<(), super::write::Failure>) {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use fairlead_api::names::is_object_name;
 use fairlead_api::resources::Egress;
 use k8s_openapi::api::coordination::v1::Lease;
 
@@ -94,9 +95,10 @@ pub fn plan(
                     (plan.slots.get_mut(slot), plan.holders.get_mut(slot))
                 {
                     *addresses = addresses_of(lease);
+                    // Gateways write it.
                     *holder = slot_lease(lease)
                         .and_then(|lease| lease.lease.holder)
-                        .filter(|holder| is_pod_name(holder));
+                        .filter(|holder| is_object_name(holder));
                 }
             }
             (false, false, _) => plan.delete.push(lease.clone()),
@@ -124,12 +126,6 @@ pub fn plan(
         plan.blocked = blocked.or(plan.blocked);
     }
     plan
-}
-
-/// What a gateway writes is shown only if it can be one (Kubernetes: DNS subdomain name).
-fn is_pod_name(text: &str) -> bool {
-    let may_be = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
-    !text.is_empty() && text.len() <= 253 && text.bytes().all(may_be)
 }
 
 fn full_name(lease: &Lease) -> String {

@@ -7,7 +7,7 @@ use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use fairlead_address::DualStackAddrs;
+use fairlead_address::{DualStackAddrs, is_reachable};
 use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::EgressName;
@@ -114,9 +114,7 @@ fn gateway(endpoint: &Endpoint) -> Option<(GatewayUid, GatewayEndpoint)> {
 }
 
 fn address(endpoint: &Endpoint) -> Option<IpAddr> {
-    let address: IpAddr = endpoint.addresses.first()?.parse().ok()?;
-    let is_usable = !(address.is_loopback() || address.is_unspecified() || address.is_multicast());
-    is_usable.then_some(address)
+    endpoint.addresses.first()?.parse().ok().filter(|address| is_reachable(*address))
 }
 
 fn uid(endpoint: &Endpoint, address: IpAddr) -> GatewayUid {
