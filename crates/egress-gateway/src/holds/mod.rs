@@ -100,32 +100,21 @@ struct Done {
 }
 
 impl Holds {
-    /// Runs until it is dropped. [`Self::finish`] must have been called before the program ends in an orderly way.
+    /// Runs until it is dropped. [`finish`] has to follow.
     pub(crate) async fn run(mut self) -> Infallible {
         let mut wanted = self.shared.slots();
         loop {
             let slots = wanted.borrow_and_update().clone();
             match slots {
+                Some(slots) => self.follow(&slots, &mut wanted).await,
+                // This task is about to be stopped ([`start::run`]).
                 None => {
-                    self.stop().await;
                     if wanted.changed().await.is_err() {
                         return std::future::pending().await;
                     }
                 }
-                Some(slots) => self.follow(&slots, &mut wanted).await,
             }
         }
-    }
-
-    /// Nothing floats: the gateway has its own address only.
-    async fn stop(&mut self) {
-        self.machine.with(|hold, _| hold.set_slots(0));
-        self.current.clear();
-        self.writes = JoinSet::new();
-        self.tell_kernel(BTreeMap::new()).await;
-        self.shared.clear_sources();
-        self.slots.send_replace(Arc::default());
-        self.metrics.set(&BTreeMap::new(), None);
     }
 
     /// Works with these slots until there are others.
@@ -204,9 +193,9 @@ impl Holds {
     async fn act(&mut self, slots: &[Vec<IpAddr>], done: &mut Done) -> Vec<Write> {
         let state = self.shared.condition();
         let copies = self.inputs.copies.borrow().clone();
-        let is_ready = self.shared.in_place().borrow().version.is_some();
+        let in_place = self.shared.in_place().borrow().clone();
         let round = self.machine.with(|hold, now| {
-            if is_ready {
+            if in_place.version.is_some() {
                 hold.set_healthy(!state.unhealthy);
             }
             if state.draining {
@@ -243,7 +232,7 @@ impl Holds {
             members.keys().for_each(|member| self.transport.heartbeat(member, heartbeat.clone()));
         }
         // Clients must not come before the data path lets their packets pass.
-        let is_standby = is_standby(&held, &deadlines) || self.shared.in_place().borrow().standby;
+        let is_standby = is_standby(&held, &deadlines) || in_place.standby;
         self.publish(slots, &addresses, is_standby);
         if held.keys().ne(done.held.keys()) || is_old(done.told, TELL) {
             self.tell_nodes(slots, &held, &deadlines);

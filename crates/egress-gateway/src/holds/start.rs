@@ -1,5 +1,6 @@
 //! All tasks for source addresses, which run only while the Egress has some.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,6 +59,7 @@ pub(crate) async fn run(context: Context, stop: CancellationToken) -> anyhow::Re
         supervisor.stop("holds", STOP_TIMEOUT).await;
         let leases = Leases::new(&context.client, &context.egress);
         finish(&machine, holding, &leases, &context.shared).await;
+        context.metrics.set(&BTreeMap::new(), None);
         if ended.is_ok() && !stop.is_cancelled() {
             // The addresses are no longer of the Egress, and copies with them are deleted.
             of_copies.send_replace(Arc::default());
