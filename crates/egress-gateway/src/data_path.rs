@@ -225,11 +225,11 @@ impl DataPath {
         let Some(mut plane) = self.plane.take() else { return false };
         let is_slow = self.looks.is_multiple_of(SLOW);
         self.looks = self.looks.wrapping_add(1);
-        let copies = self.shared.floating().not_held;
+        let copies = is_slow.then(|| self.shared.floating().not_held);
         let work = move || {
             let is_in_place = plane.is_in_place();
             let read = plane.counters().and_then(|counters| Ok((counters, plane.traffic()?)));
-            let slow = is_slow.then(|| Slow::read(&plane, &copies));
+            let slow = copies.map(|copies| Slow::read(&plane, &copies));
             (plane, is_in_place, read, connections(), slow)
         };
         let (plane, is_in_place, read, connections, slow) = match tokio::task::spawn_blocking(work).await {

@@ -13,9 +13,11 @@ pub(super) struct Copies(BTreeSet<IpAddr>);
 
 /// What has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Change {
+pub(super) enum Change {
     /// The gateway has taken an address, with its connections.
-    pub(super) is_any_taken: bool,
+    Taken,
+    /// Others have addresses that it held, or that are new.
+    Left,
 }
 
 impl Copies {
@@ -37,7 +39,11 @@ impl Copies {
         let is_any_taken = self.0.len() < before;
         let left = self.0.len();
         self.0.extend(&floating.not_held);
-        (is_any_taken || self.0.len() > left).then_some(Change { is_any_taken })
+        match (is_any_taken, self.0.len() > left) {
+            (true, _) => Some(Change::Taken),
+            (false, true) => Some(Change::Left),
+            (false, false) => None,
+        }
     }
 
     /// Forgets addresses that have left the Egress and of which the kernel has no connection: it has these.

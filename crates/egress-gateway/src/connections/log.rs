@@ -198,36 +198,13 @@ impl Connections {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::translated;
     use super::*;
 
     const OUTSIDE: &str = "192.0.2.1";
 
     fn flow(client: &str, port: u16, outside_port: u16) -> Flow {
-        let [source, destination, outside] =
-            [client, "203.0.113.10", OUTSIDE].map(|it| it.parse::<IpAddr>().unwrap());
-        let original = Tuple {
-            protocol: 6,
-            source,
-            destination,
-            ports: Ports::Ports { source: port, destination: 443 },
-        };
-        let reply = Tuple {
-            source: destination,
-            destination: outside,
-            ports: Ports::Ports { source: 443, destination: outside_port },
-            ..original
-        };
-        Flow {
-            original,
-            reply,
-            zone: 0,
-            status: STATUS_SOURCE_TRANSLATED,
-            tcp: None,
-            timeout: None,
-            mark: 0,
-            id: None,
-            counters: None,
-        }
+        translated(client.parse().unwrap(), port, OUTSIDE.parse().unwrap(), outside_port)
     }
 
     fn pod(name: &str) -> Arc<Pod> {

@@ -17,7 +17,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{MissedTickBehavior, interval};
 
 use self::answer::Answer;
-use self::copies::Copies;
+use self::copies::{Change, Copies};
 use self::log::{Connection, Connections, MAX_KEPT, Millis, Pod};
 use crate::data_path::connections;
 use crate::metrics::Metrics;
@@ -107,11 +107,11 @@ impl Watch {
         let Some(change) = self.copies.follow(&self.shared.floating()) else { return false };
         let mut connections = self.known.locked();
         connections.forget_all(self.copies.addresses());
-        if change.is_any_taken {
+        if change == Change::Taken {
             // Those of before are known to the gateway that had the address.
             connections.missed(now());
         }
-        change.is_any_taken
+        change == Change::Taken
     }
 
     /// Returns whether some notifications are missing.

@@ -20,11 +20,12 @@ fn watch() -> Watch {
     }
 }
 
-fn flow(outside: [u8; 4], port: u16) -> Flow {
+/// A connection of a client that has this source outside.
+pub(super) fn translated(client: IpAddr, port: u16, outside: IpAddr, outside_port: u16) -> Flow {
     let ports = |source, destination| Ports::Ports { source, destination };
-    let server = IpAddr::from([198, 51, 100, 1]);
-    let original = Tuple { protocol: 6, source: CLIENT.into(), destination: server, ports: ports(port, 443) };
-    let reply = Tuple { source: server, destination: outside.into(), ports: ports(443, port), ..original };
+    let server = IpAddr::from([203, 0, 113, 10]);
+    let original = Tuple { protocol: 6, source: client, destination: server, ports: ports(port, 443) };
+    let reply = Tuple { source: server, destination: outside, ports: ports(443, outside_port), ..original };
     Flow {
         original,
         reply,
@@ -36,6 +37,10 @@ fn flow(outside: [u8; 4], port: u16) -> Flow {
         id: None,
         counters: None,
     }
+}
+
+fn flow(outside: [u8; 4], port: u16) -> Flow {
+    translated(CLIENT.into(), port, outside.into(), port)
 }
 
 /// The Egress has the address, and this gateway holds it or not.

@@ -32,7 +32,7 @@ pub struct Heartbeat {
     pub sequence: u64,
     /// What it claims.
     pub claims: Vec<Claim>,
-    /// See there.
+    /// What the sender says of itself.
     pub condition: Condition,
 }
 
@@ -41,7 +41,7 @@ pub struct Heartbeat {
 pub struct Answer {
     /// That of the heartbeat.
     pub sequence: u64,
-    /// See there.
+    /// What the sender says of itself.
     pub condition: Condition,
     /// Of each slot that its sender knows.
     pub slots: BTreeMap<u32, Report>,

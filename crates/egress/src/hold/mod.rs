@@ -12,8 +12,8 @@
 //! * when it has promised nothing, and no member that answers has, and
 //! * when it has seen the Lease unchanged for 2 s, or released by its holder.
 //!
-//! A gateway that hands a slot over writes that into the Lease and uses the slot for 0.9 s ([`LINGER`]) more at most, while the next one begins: so
-//! no packet finds none. Both have the connections. No other case has two users.
+//! A gateway that hands a slot over writes that into the Lease and uses the slot for 0.9 s ([`LINGER`]) more at most, while the next one begins, so
+//! that one of both forwards every packet. Both have the connections. In no other case do two gateways use a slot.
 //!
 //! So while all gateways are there nothing is written, and without the API server the holder stays the holder. The difference of 0.2 s is for
 //! clocks that run at different speeds (up to 5 %).

@@ -50,7 +50,7 @@ pub(super) struct Slot {
 
 #[derive(Debug, Clone)]
 struct GivenUp {
-    /// With which it was held.
+    /// The term with which it was held.
     term: u64,
     successor: Option<String>,
 }

@@ -132,13 +132,19 @@ proptest! {
     }
 }
 
-#[test]
-fn without_the_api_server_slots_are_not_shared() {
+/// Three slots, which the only gateway that runs holds.
+fn of_one_gateway() -> Simulation {
     let mut simulation = Simulation::new(&Settings { seed: 3, slots: 3, drift: vec![0; GATEWAYS] });
     simulation.fault(Fault::Crash(1));
     simulation.fault(Fault::Crash(2));
     simulation.run(20_000).unwrap();
     assert!((0..3).all(|slot| simulation.holder(slot) == Some(0)), "{simulation:?}");
+    simulation
+}
+
+#[test]
+fn without_the_api_server_slots_are_not_shared() {
+    let mut simulation = of_one_gateway();
     simulation.fault(Fault::Start(1));
     simulation.fault(Fault::Start(2));
     simulation.run(5000).unwrap();
@@ -154,11 +160,7 @@ fn without_the_api_server_slots_are_not_shared() {
 
 #[test]
 fn each_slot_is_handed_over_to_a_gateway_that_has_its_connections() {
-    let mut simulation = Simulation::new(&Settings { seed: 3, slots: 3, drift: vec![0; GATEWAYS] });
-    simulation.fault(Fault::Crash(1));
-    simulation.fault(Fault::Crash(2));
-    simulation.run(20_000).unwrap();
-    assert!((0..3).all(|slot| simulation.holder(slot) == Some(0)), "{simulation:?}");
+    let mut simulation = of_one_gateway();
     for (gateway, copies) in [(1, vec![0]), (2, vec![1])] {
         simulation.fault(Fault::Copies(gateway, copies));
         simulation.fault(Fault::Start(gateway));
