@@ -173,7 +173,7 @@ where
                     let is_new = refusal.is_some() && refused.borrow().is_none();
                     refused.send_replace(refusal);
                     if is_new {
-                        // No other generation: but who waits for the first list waits in vain.
+                        // The generation stays, and tasks that wait for the first list hear that it was refused.
                         changed.send_modify(|_| {});
                     }
                     interrupts.send_modify(|count| *count += 1);

@@ -223,8 +223,8 @@ impl Leader {
         wait
     }
 
-    /// An Egress that is being deleted needs no objects: the garbage collector deletes them. Who holds source addresses is said at once,
-    /// since packets go by it.
+    /// An Egress that is being deleted needs no objects: the garbage collector deletes them. The holders of source addresses
+    /// are written at once: node programs route by them.
     fn is_due(&self, egress: &Egress, decision: Option<&Decision>, now: Instant) -> bool {
         let memory = egress.uid().and_then(|uid| self.memories.get(&uid));
         let waits = memory

@@ -180,7 +180,7 @@ impl Reader {
         if !selection.needs_namespaces() {
             return Ok(selection);
         }
-        // Who has rights in this namespace alone may read it, but not list all.
+        // A user with rights in this namespace alone may read it, and not list all.
         let name = pod.namespace();
         let read = Api::<Namespace>::all(self.client.clone()).get_metadata_opt(name).await;
         let read = read.with_context(|| format!("cannot read Namespace {name}"));

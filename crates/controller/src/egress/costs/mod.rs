@@ -61,7 +61,7 @@ async fn look(client: &Client, egress: &Egress) {
     };
     let most =
         usize::try_from(egress.spec.replicas).unwrap_or_default().saturating_mul(2).saturating_add(MORE);
-    // Labels are anyone's to set: of others' pods nothing is asked.
+    // Every user who may create pods can give them these labels, so only pods of the Egress's ReplicaSet are asked.
     let is_gateway = |pod: &Pod| is_running(pod) && is_of(pod, &name);
     let pods: Vec<Pod> = pods.into_iter().filter(is_gateway).take(most).collect();
     let gateways: Vec<Gateway> = stream::iter(&pods).map(gateway).buffered(CONCURRENCY).collect().await;

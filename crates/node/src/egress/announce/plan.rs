@@ -386,7 +386,7 @@ mod tests {
         for awaited in [None, Some(&BTreeSet::from(both))] {
             let mut adopted = Adopted::new(both.into(), start);
             assert_eq!(adopted.kept(&nothing, awaited, start + 29 * second).len(), 2);
-            assert!(adopted.kept(&nothing, awaited, start + 30 * second).is_empty(), "not for ever");
+            assert!(adopted.kept(&nothing, awaited, start + 30 * second).is_empty(), "after 30 s");
         }
     }
 
