@@ -416,8 +416,7 @@ mod tests {
         metrics.hello(None);
         metrics.hello(Some(&Rejected::NoNode));
         metrics.applied(Some(3));
-        let held =
-            fairlead_egress::hold::Held { term: 7, until: std::time::Duration::ZERO, is_taken_over: false };
+        let held = fairlead_egress::hold::Held { term: 7, until: std::time::Duration::ZERO };
         metrics.holds.set(&[(1, held)].into(), None);
         metrics.holds.taken(fairlead_egress::hold::Cause::Failure);
         metrics.set(Snapshot {

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use fairlead_address::IpFamily;
 use fairlead_dataplane::egress_gateway::{Holding, Sources};
-use fairlead_egress::hold::{self, Held, Outcome, Write};
+use fairlead_egress::hold::{self, Cause, Held, Outcome, Write};
 use fairlead_egress::sources::SlotLease;
 use fairlead_wire::egress::State;
 use futures::StreamExt as _;
@@ -40,6 +40,9 @@ const TICK: Duration = Duration::from_millis(50);
 const CONFIRM: Duration = Duration::from_millis(250);
 /// How often node programs are told.
 const TELL: Duration = Duration::from_millis(500);
+/// How long after a handover clients are left at the gateway before this one, which goes on using the addresses for 0.9 s: until this node lets
+/// packets with them leave, and answers to them come here.
+const SETTLE: Duration = Duration::from_millis(200);
 
 /// The addresses of each slot; `None` without `spec.sourceAddresses`.
 pub(crate) type SlotAddresses = Option<Arc<Vec<Vec<IpAddr>>>>;
@@ -93,6 +96,8 @@ type Reads = JoinSet<(Option<Watched>, Duration)>;
 #[derive(Default)]
 struct Done {
     held: BTreeMap<u32, Held>,
+    /// When clients may come for a slot that was handed over.
+    settled: BTreeMap<u32, Instant>,
     /// What the kernel was told.
     deadlines: BTreeMap<IpAddr, Instant>,
     confirmed: Option<Instant>,
@@ -206,13 +211,16 @@ impl Holds {
             (actions, hold.held(now), hold.undecided(), hold.taken(), hold.since_confirmed(now))
         });
         let (actions, held, undecided, taken, since) = round;
+        let instant = Instant::now();
+        done.settled.retain(|_, at| *at > instant);
         for (slot, cause) in taken {
             tracing::info!(slot, ?cause, "this gateway holds a source address");
             self.metrics.taken(cause);
+            let settled = instant.checked_add(SETTLE).filter(|_| cause == Cause::Handover);
+            done.settled.extend(settled.map(|at| (slot, at)));
         }
         let deadlines = self.deadlines(slots, &held, &undecided);
         let addresses: BTreeSet<IpAddr> = deadlines.keys().copied().collect();
-        let instant = Instant::now();
         let is_old = |at: Option<Instant>, limit| at.is_none_or(|at| instant.duration_since(at) >= limit);
         let is_changed = is_other(&deadlines, &done.deadlines);
         let mut writes = actions.writes;
@@ -232,7 +240,7 @@ impl Holds {
             members.keys().for_each(|member| self.transport.heartbeat(member, heartbeat.clone()));
         }
         // Clients must not come before the data path lets their packets pass.
-        let is_standby = is_standby(&held, &deadlines) || in_place.standby;
+        let is_standby = is_standby(&held, &deadlines, &done.settled) || in_place.standby;
         self.publish(slots, &addresses, is_standby);
         if held.keys().ne(done.held.keys()) || is_old(done.told, TELL) {
             self.tell_nodes(slots, &held, &deadlines);
@@ -345,10 +353,14 @@ fn is_other(deadlines: &BTreeMap<IpAddr, Instant>, told: &BTreeMap<IpAddr, Insta
     deadlines.keys().ne(told.keys()) || deadlines.iter().any(ends_earlier)
 }
 
-/// Whether clients should send to other gateways: this one may use nothing, or for a moment only what others have taken over.
-fn is_standby(held: &BTreeMap<u32, Held>, deadlines: &BTreeMap<IpAddr, Instant>) -> bool {
-    let is_taken_over = !held.is_empty() && held.values().all(|held| held.is_taken_over);
-    deadlines.is_empty() || is_taken_over
+/// Whether clients should send to other gateways: this one may use nothing, or only what was handed over to it just now.
+fn is_standby(
+    held: &BTreeMap<u32, Held>,
+    deadlines: &BTreeMap<IpAddr, Instant>,
+    settled: &BTreeMap<u32, Instant>,
+) -> bool {
+    let is_new = !held.is_empty() && held.keys().all(|slot| settled.contains_key(slot));
+    deadlines.is_empty() || is_new
 }
 
 /// What the data path does when these addresses are held.

@@ -30,6 +30,21 @@ fn a_gateway_that_holds_nothing_says_so_before_all_else() {
 }
 
 #[test]
+fn clients_come_for_a_slot_that_was_handed_over_once_its_addresses_can_be_used_here() {
+    let now = Instant::now();
+    let held = |slots: &[u32]| -> BTreeMap<u32, Held> {
+        slots.iter().map(|slot| (*slot, Held { term: 3, until: Duration::from_secs(9) })).collect()
+    };
+    let deadlines = [(slots()[0][0], now)].into();
+    let (new, none) = ([(0, now)].into(), BTreeMap::new());
+    assert!(is_standby(&held(&[0]), &deadlines, &new));
+    assert!(!is_standby(&held(&[0]), &deadlines, &none));
+    assert!(!is_standby(&held(&[0, 1]), &deadlines, &new), "it had another one before");
+    assert!(is_standby(&held(&[]), &BTreeMap::new(), &none), "it holds nothing");
+    assert!(!is_standby(&held(&[]), &deadlines, &none), "it has what an earlier process held");
+}
+
+#[test]
 fn a_heartbeat_from_the_wire_is_answered_with_a_promise_and_its_time() {
     let machine = Machine::new("a");
     machine.with(|hold, now| {

@@ -104,11 +104,11 @@ pub struct Actions {
 /// How this gateway got a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Cause {
-    /// No gateway had held it.
+    /// No gateway held it: none had before, or it was released.
     Free,
     /// Its holder was silent.
     Failure,
-    /// Its holder handed it over.
+    /// Its holder handed it over to this gateway, and goes on using it for [`LINGER`] at most.
     Handover,
     /// This gateway held it before its program started.
     Restart,
@@ -121,8 +121,6 @@ pub struct Held {
     pub term: u64,
     /// Until when it may be used, unless it is confirmed again.
     pub until: Duration,
-    /// This gateway has handed it over, and the next one has it: clients should send there from now on.
-    pub is_taken_over: bool,
 }
 
 /// One gateway.

@@ -95,9 +95,6 @@ impl Slot {
             self.given_up = None;
             self.lose();
         }
-        if let Some(lingers) = &mut self.lingers {
-            lingers.is_taken_over = lease.holder.as_deref().is_some_and(|holder| holder != own);
-        }
         if self.claim.is_some_and(|claim| claim < lease.term) {
             self.lose();
         }
@@ -188,8 +185,7 @@ impl Slot {
 
     /// Until when it may be used, with its term.
     pub(super) fn held(&self, members: &BTreeMap<String, Member>, now: Duration) -> Option<Held> {
-        let claimed =
-            self.claim.map(|term| Held { term, until: self.valid_until(members, now), is_taken_over: false });
+        let claimed = self.claim.map(|term| Held { term, until: self.valid_until(members, now) });
         claimed.or(self.lingers).filter(|held| held.until > now)
     }
 
@@ -306,7 +302,7 @@ impl Slot {
         Some(match (write.kind, before) {
             (WriteKind::Renew, _) => Cause::Restart,
             (_, Some(lease)) if lease.holder.is_some() => Cause::Failure,
-            (_, Some(lease)) if lease.term > 0 => Cause::Handover,
+            (_, Some(lease)) if lease.successor.as_deref() == Some(own) => Cause::Handover,
             _ => Cause::Free,
         })
     }

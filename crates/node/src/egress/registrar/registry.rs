@@ -251,9 +251,7 @@ impl Registry {
         let clients = self.clients.get(&id.egress).unwrap_or(&none);
         let Some(gateway) = find(&mut self.gateways, id) else { return Err(Ended::NoClients) };
         let heard = gateway.session.received(clients, response, now, random)?;
-        if heard.held {
-            self.holds.hear(&id.egress, gateway.session.holds(), now);
-        }
+        self.holds.hear(&id.egress, gateway, now);
         self.settle(now);
         Ok(heard)
     }

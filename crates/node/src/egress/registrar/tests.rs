@@ -447,6 +447,9 @@ async fn packets_leave_a_gateway_whose_addresses_another_one_holds() {
     let [first, second] = [&one, &two].map(|gateway| vec![(gateway.address.ip(), false)]);
     until("only the holder", || node.gateways(1) == first).await;
     one.hold(vec![hold([192, 0, 2, 40], 1, 60_000)]);
+    two.hold_as(State::Standby, vec![hold([192, 0, 2, 40], 2, 60_000)]);
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(node.gateways(1), first, "the new holder is not ready for clients yet");
     two.hold(vec![hold([192, 0, 2, 40], 2, 60_000)]);
     until("only the new holder", || node.gateways(1) == second).await;
     // It drains, and the other one has not taken the address yet.

@@ -18,8 +18,9 @@ const FORGOTTEN: Duration = Duration::from_secs(10);
 /// the gateway ends the use of the address in time, and another gateway takes it 0.2 s after that at the earliest.
 const ANNOUNCED_LONGER: Duration = Duration::from_secs(1);
 
-/// How long an address stays announced here after a gateway elsewhere has said that it holds it: until that is announced there.
-const SUPERSEDED: Duration = Duration::from_millis(300);
+/// How long an address stays announced here after a gateway elsewhere has said that it holds it: until that is announced there, and clients
+/// send there. Less than the 0.9 s for which a gateway uses what it has handed over.
+const SUPERSEDED: Duration = Duration::from_millis(600);
 
 /// What gateways have said of an address.
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +28,8 @@ struct Newest {
     hold: Hold,
     /// When its term was heard first.
     since: Instant,
+    /// Whether that gateway wants clients to send to it already.
+    forwards: bool,
 }
 
 /// See the module.
@@ -63,22 +66,23 @@ impl Holds {
         self.local.iter().filter(has_answered).cloned().collect()
     }
 
-    /// Takes what a gateway said.
-    pub(super) fn hear(&mut self, egress: &EgressName, held: &BTreeMap<IpAddr, Hold>, now: Instant) {
+    /// Takes what a gateway has said of what it holds and of its state.
+    pub(super) fn hear(&mut self, egress: &EgressName, gateway: &Gateway, now: Instant) {
+        let forwards = gateway.session.state() != State::Standby;
         let newest = self.newest.entry(egress.clone()).or_default();
         // Terms begin anew where the Lease was deleted.
         newest.retain(|_, newest| newest.hold.until.checked_add(FORGOTTEN).is_none_or(|at| at > now));
-        for (address, hold) in held {
+        for (address, hold) in gateway.session.holds() {
             // A gateway may say any address: what it says too much is its own Egress's loss.
             if newest.len() >= MAX_HOLDS && !newest.contains_key(address) {
                 continue;
             }
-            let known = newest.entry(*address).or_insert(Newest { hold: *hold, since: now });
+            let known = newest.entry(*address).or_insert(Newest { hold: *hold, since: now, forwards });
             if hold.term > known.hold.term {
                 known.since = now;
             }
             if hold.term >= known.hold.term {
-                known.hold = *hold;
+                (known.hold, known.forwards) = (*hold, forwards);
             }
         }
     }
@@ -117,11 +121,13 @@ impl Holds {
         found
     }
 
-    /// Whether flows are better off at another gateway: it says that it forwards nothing, or all that it held is held with greater
-    /// terms now.
+    /// Whether flows are better off at another gateway: it says that it forwards nothing, or other gateways, which do, hold all that it held
+    /// with greater terms.
     pub(super) fn has_handed_over(&self, egress: &EgressName, gateway: &Gateway) -> bool {
         let holds = gateway.session.holds();
-        let is_superseded = |(address, hold): (&IpAddr, &Hold)| self.newer(egress, address, hold).is_some();
+        let is_superseded = |(address, hold): (&IpAddr, &Hold)| {
+            self.newer(egress, address, hold).is_some_and(|newer| newer.forwards)
+        };
         gateway.session.state() == State::Standby || (!holds.is_empty() && holds.iter().all(is_superseded))
     }
 

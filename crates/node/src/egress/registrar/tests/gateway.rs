@@ -161,7 +161,12 @@ impl Fake {
 
     /// Tells all nodes that it is ready and holds these.
     pub(in crate::egress) fn hold(&self, held: Vec<Hold>) {
-        self.states.send_replace((State::Ready, held));
+        self.hold_as(State::Ready, held);
+    }
+
+    /// Tells all nodes this state, and that it holds these.
+    pub(in crate::egress) fn hold_as(&self, state: State, held: Vec<Hold>) {
+        self.states.send_replace((state, held));
     }
 }
 
