@@ -29,6 +29,7 @@ mod pool_status;
 mod pools;
 mod program;
 mod relay;
+mod replica;
 mod stores;
 mod without_effect;
 mod work_queue;

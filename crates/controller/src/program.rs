@@ -1,21 +1,17 @@
 //! The program: its subsystems and the order of shutdown.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use fairlead_api::names::LEASE_IPAM;
-use fairlead_cluster::http::{Limits, MetricsAddress, Plain};
-use fairlead_cluster::requests::{RequestMetrics, counting_client};
+use fairlead_cluster::http::MetricsAddress;
 use fairlead_cluster::subsystem::Supervisor;
-use fairlead_cluster::{http, metrics, process, resumption};
 use fairlead_ipam::orphans::Graces;
 use prometheus_client::registry::Registry;
 
 use crate::leader::{LeaderMetrics, Pauses};
-use crate::leadership::{Changes, STOP_TIMEOUT, lead_while_elected};
-use crate::{election, leader, leadership};
+use crate::leadership::{Changes, lead_while_elected};
+use crate::{election, leader, replica};
 
 /// For this long after a list of all blocks, only blocks that nodes claim are granted. Nodes claim within a second what the
 /// API server has lost.
@@ -49,19 +45,9 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let mut registry = Registry::default();
-    process::register_process(&mut registry);
-    let request_metrics = RequestMetrics::register(registry.sub_registry_with_prefix("fairlead"));
-    let client = counting_client(config, request_metrics).context("cannot create a Kubernetes client")?;
-    let client = resumption::checking_client(client);
+    let client = replica::client(config, &mut registry)?;
     let leader_metrics = LeaderMetrics::register(&mut registry);
-    let registry = Arc::new(registry);
-
-    let mut supervisor = Supervisor::default();
-    let scrape = http::metrics(move |exposition| metrics::text(&registry, exposition));
-    http::serve_metrics(supervisor.subsystem("metrics"), settings.metrics, scrape, &client)?;
-    let probes =
-        http::serve("health", settings.health, Limits::PROBES, Plain, http::probes(supervisor.health()));
-    supervisor.subsystem("health").spawn("server", probes);
+    let mut supervisor = replica::serve(registry, settings.metrics, settings.health, &client)?;
     let outcome = election::start(&mut supervisor, client.clone(), LEASE_IPAM, settings.identity.clone());
 
     let graces = Graces { deleted: settings.deleted_node_grace, never_existed: NEVER_EXISTED_GRACE };
@@ -72,11 +58,7 @@ pub async fn run(
     };
     let ended = || leader_metrics.leads(None);
     let outcome = lead_while_elected(&mut supervisor, Changes::new(outcome), stop, lead, ended).await;
-
-    // The leader's last write comes before another replica may acquire the Lease.
-    supervisor.stop(leadership::NAME, STOP_TIMEOUT).await;
-    supervisor.stop(election::NAME, STOP_TIMEOUT).await;
-    supervisor.shutdown(&[], STOP_TIMEOUT).await;
+    replica::stop(supervisor).await;
     Ok(outcome?)
 }
 

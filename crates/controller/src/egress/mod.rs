@@ -15,22 +15,18 @@ mod source_addresses;
 mod write;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
-use anyhow::Context as _;
 use fairlead_api::names::LEASE_EGRESS;
 use fairlead_cluster::events::EventMetrics;
-use fairlead_cluster::http::{Limits, MetricsAddress, Plain};
+use fairlead_cluster::http::MetricsAddress;
 use fairlead_cluster::metrics::register;
-use fairlead_cluster::requests::{RequestMetrics, counting_client};
 use fairlead_cluster::subsystem::Supervisor;
-use fairlead_cluster::{http, metrics, process, resumption};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use crate::election;
-use crate::leadership::{self, Changes, STOP_TIMEOUT, lead_while_elected};
+use crate::leadership::{self, Changes, lead_while_elected};
 use crate::work_queue::{ReconcileMetrics, WorkQueueMetrics};
+use crate::{election, replica};
 
 /// How the program is to run.
 #[derive(Debug, Clone)]
@@ -70,19 +66,9 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let mut registry = Registry::default();
-    process::register_process(&mut registry);
-    let request_metrics = RequestMetrics::register(registry.sub_registry_with_prefix("fairlead"));
-    let client = counting_client(config, request_metrics).context("cannot create a Kubernetes client")?;
-    let client = resumption::checking_client(client);
+    let client = replica::client(config, &mut registry)?;
     let own_metrics = Metrics::register(&mut registry);
-    let registry = Arc::new(registry);
-
-    let mut supervisor = Supervisor::default();
-    let scrape = http::metrics(move |exposition| metrics::text(&registry, exposition));
-    http::serve_metrics(supervisor.subsystem("metrics"), settings.metrics, scrape, &client)?;
-    let probes =
-        http::serve("health", settings.health, Limits::PROBES, Plain, http::probes(supervisor.health()));
-    supervisor.subsystem("health").spawn("server", probes);
+    let mut supervisor = replica::serve(registry, settings.metrics, settings.health, &client)?;
     let outcome = election::start(&mut supervisor, client.clone(), LEASE_EGRESS, settings.identity.clone());
 
     let lead = |supervisor: &mut Supervisor, _| {
@@ -94,11 +80,7 @@ pub async fn run(
         own_metrics.queue.clear();
     };
     let outcome = lead_while_elected(&mut supervisor, Changes::new(outcome), stop, lead, ended).await;
-
-    // The leader's last write comes before another replica may acquire the Lease.
-    supervisor.stop(leadership::NAME, STOP_TIMEOUT).await;
-    supervisor.stop(election::NAME, STOP_TIMEOUT).await;
-    supervisor.shutdown(&[], STOP_TIMEOUT).await;
+    replica::stop(supervisor).await;
     Ok(outcome?)
 }
 
