@@ -54,7 +54,6 @@ use futures::{Stream, StreamExt as _};
 use kube::Client;
 use prometheus_client::registry::Registry as MetricsRegistry;
 use tokio::sync::{mpsc, watch};
-use tokio_util::sync::CancellationToken;
 
 use crate::data_path::{DataPath, Status, watch_kernel};
 use crate::metrics::{Metrics, Pod};
@@ -172,7 +171,6 @@ async fn run_with(
     let shared = Arc::new(Shared::new(Registry::new(settings.addresses.clone(), adopted)));
     let watch = connections::watch(Arc::clone(&shared), known, metrics.clone());
     supervisor.subsystem("connections").spawn("events", watch);
-    let stopping = CancellationToken::new();
     let table = tokio::task::spawn_blocking(SourceTable::adopt).await.context("cannot read nftables")??;
     start_watches(&mut supervisor, &client, &settings, &shared, &table, &metrics);
     let sources = holds::start::Context {
@@ -188,7 +186,7 @@ async fn run_with(
     supervisor
         .subsystem(SOURCE_ADDRESSES)
         .spawn_graceful("source addresses", |stop| holds::start::run(sources, stop));
-    start_server(&mut supervisor, client, &settings, &shared, &metrics, &stopping)?;
+    start_server(&mut supervisor, client, &settings, &shared, &metrics)?;
 
     // Last: before, it would not know what is not ready.
     let probes =
@@ -203,7 +201,6 @@ async fn run_with(
             tracing::warn!(%failure, "while draining");
         }
     }
-    stopping.cancel();
     supervisor.shutdown(&[SOURCE_ADDRESSES, "registration"], STOP_TIMEOUT).await;
     ended.map(drop).map_err(Into::into)
 }
@@ -289,7 +286,6 @@ fn start_server(
     settings: &Settings,
     shared: &Arc<Shared>,
     metrics: &Metrics,
-    stopping: &CancellationToken,
 ) -> anyhow::Result<()> {
     let identity = Identity::generate().context("cannot make a certificate")?;
     let reviewer =
@@ -298,9 +294,9 @@ fn start_server(
     let listener = fairlead_tls::listen(address).with_context(|| {
         format!("cannot listen on {address} for registrations; is another program on this port?")
     })?;
-    let (shared, metrics, stopping) = (Arc::clone(shared), metrics.clone(), stopping.clone());
-    supervisor.subsystem("registration").spawn_graceful("server", |_| async move {
-        server::serve(listener, identity, shared, reviewer, metrics, stopping).await
+    let (shared, metrics) = (Arc::clone(shared), metrics.clone());
+    supervisor.subsystem("registration").spawn_graceful("server", |stop| async move {
+        server::serve(listener, identity, shared, reviewer, metrics, stop).await
     });
     Ok(())
 }

@@ -102,9 +102,10 @@ pub struct Actions {
 }
 
 /// How this gateway got a slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Cause {
     /// No gateway held it: none had before, or it was released.
+    #[default]
     Free,
     /// Its holder was silent.
     Failure,
@@ -418,7 +419,17 @@ impl Hold {
         let able_since = *slot.able_since.get_or_insert(now);
         let delay = if is_successor { Duration::ZERO } else { delay };
         let is_time = now >= able_since.saturating_add(delay) && (is_due || is_successor);
-        if is_time { slot.begin(WriteKind::Take, number, Some(own), None, now) } else { None }
+        if !is_time {
+            return None;
+        }
+        let holder = lease.holder.as_ref().map(|holder| self.members.get(holder));
+        slot.takes_by = match holder {
+            // One that is heard has given it up, and its Lease does not say so yet.
+            Some(holder) if !holder.is_some_and(|holder| is_heard(holder, now)) => Cause::Failure,
+            None if !is_successor => Cause::Free,
+            _ => Cause::Handover,
+        };
+        slot.begin(WriteKind::Take, number, Some(own), None, now)
     }
 
     /// Whether nothing but the order among gateways keeps this one from taking a slot.

@@ -34,6 +34,8 @@ pub(super) struct Slot {
     pub(super) acked: BTreeMap<String, Duration>,
     /// A write that has had no outcome yet.
     pub(super) in_flight: Option<Write>,
+    /// How the write that takes the slot gets it.
+    pub(super) takes_by: Cause,
     /// A write that takes the slot has had no answer, so it may still succeed: until the Lease is known to have another version.
     pub(super) open_take: bool,
     /// When the last write began.
@@ -282,7 +284,6 @@ impl Slot {
                 return None;
             }
         };
-        let before = self.lease.clone();
         let is_given_up = self.is_given_up();
         let Write { holder, term, successor, .. } = write.clone();
         self.seen(own, Some(Lease { version, holder, term, successor }), now);
@@ -299,11 +300,6 @@ impl Slot {
         }
         (self.claim, self.taken, self.lingers) = (Some(term), Some(now), None);
         self.acked.clear();
-        Some(match (write.kind, before) {
-            (WriteKind::Renew, _) => Cause::Restart,
-            (_, Some(lease)) if lease.holder.is_some() => Cause::Failure,
-            (_, Some(lease)) if lease.successor.as_deref() == Some(own) => Cause::Handover,
-            _ => Cause::Free,
-        })
+        Some(if write.kind == WriteKind::Renew { Cause::Restart } else { self.takes_by })
     }
 }

@@ -101,10 +101,17 @@ fn a_restart_keeps_the_hold_and_a_drain_hands_it_over() {
     simulation.run(5000).unwrap();
     assert_eq!((simulation.holder(0), simulation.term(0)), (Some(holder), term));
     assert!(simulation.longest_gap_since(5800) < 20, "{simulation:?}");
+    (0..GATEWAYS).for_each(|gateway| drop(simulation.causes(gateway)));
     simulation.fault(Fault::Drain(holder));
     simulation.run(2000).unwrap();
-    assert_ne!(simulation.holder(0), Some(holder));
+    let next = simulation.holder(0).unwrap();
+    assert_ne!(next, holder);
+    assert_eq!(simulation.causes(next), [Cause::Handover]);
     assert!(simulation.longest_gap_since(2000) < 20, "{simulation:?}");
+    simulation.fault(Fault::Crash(next));
+    simulation.run(5000).unwrap();
+    let last = simulation.holder(0).unwrap();
+    assert_eq!(simulation.causes(last).last(), Some(&Cause::Failure));
 }
 
 proptest! {

@@ -228,7 +228,7 @@ pub(crate) struct Tunnel {
     pub(crate) source_port: Option<u16>,
     /// How a gateway is chosen; `None` leaves it to the Service.
     pub(crate) service: Option<Service>,
-    /// Gateways that answer with their own addresses although the Service has chosen them.
+    /// Gateways that may answer with their own addresses, be they chosen or not.
     pub(crate) answering: Vec<IpAddr>,
 }
 
@@ -246,16 +246,16 @@ impl Desired {
         families.flat_map(|family| &family.routes).any(|route| route.originating_only)
     }
 
-    /// Takes packets of tunnels whose gateways the Service chooses from these hosts, too. With a source port for each flow, the ports of
-    /// replies are not those of the request turned round, so the Service's translation does not give them the Service's address.
+    /// Takes packets of tunnels from these hosts, too: gateways that are not chosen any more, or not yet, and have an answer. Where the Service
+    /// chooses and there is a source port for each flow, the ports of replies are not those of the request turned round, so the Service's
+    /// translation does not give them the Service's address.
     pub(crate) fn answered_by(
         mut self,
         plan: &Plan,
         answering: impl Fn(&EgressName) -> BTreeSet<IpAddr>,
     ) -> Self {
         for planned in &plan.tunnels {
-            let tunnel = self.tunnels.get_mut(&planned.cluster_ip);
-            if let Some(tunnel) = tunnel.filter(|tunnel| tunnel.service.is_none()) {
+            if let Some(tunnel) = self.tunnels.get_mut(&planned.cluster_ip) {
                 let of_family = |it: &IpAddr| IpFamily::of(*it) == IpFamily::of(planned.cluster_ip);
                 tunnel.answering =
                     answering(&planned.egress).into_iter().filter(of_family).take(MAX_ANSWERING).collect();

@@ -81,7 +81,7 @@ fn a_tunnel_leads_to_the_gateways_of_its_family() {
 }
 
 #[test]
-fn gateways_that_the_service_chooses_may_answer_with_their_own_addresses() {
+fn all_gateways_may_answer_be_they_chosen_or_not() {
     let cluster = cluster([("a", known(&["10.68.0.1", "fd04::1"], &["0.0.0.0/0", "::/0"]))]);
     let plan = plan(&cluster, &asking(&["a"])).unwrap();
     let own = |_: &EgressName| ["10.1.0.2", "fd02::9"].map(|address| address.parse().unwrap()).into();
@@ -93,7 +93,7 @@ fn gateways_that_the_service_chooses_may_answer_with_their_own_addresses() {
             .collect::<Vec<String>>()
     };
     assert_eq!(answering(Way::Service), ["10.1.0.2", "fd02::9"]);
-    assert_eq!(answering(Way::Gateways(vec![gateway("10.1.0.2", false)])), ["", ""]);
+    assert_eq!(answering(Way::Gateways(vec![gateway("10.1.0.3", false)])), ["10.1.0.2", "fd02::9"]);
 }
 
 #[test]

@@ -483,6 +483,12 @@ impl Simulation {
         self.users(slot).first().copied()
     }
 
+    /// How the gateway has got slots since it was last asked.
+    pub(super) fn causes(&mut self, gateway: usize) -> Vec<Cause> {
+        let taken = self.gateways[gateway].hold.as_mut().map(Hold::taken).unwrap_or_default();
+        taken.into_iter().map(|(_, cause)| cause).collect()
+    }
+
     pub(super) fn term(&self, slot: usize) -> u64 {
         self.leases[slot].term
     }
