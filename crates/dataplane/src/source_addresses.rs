@@ -46,7 +46,7 @@ pub struct Source {
 }
 
 impl Source {
-    fn to_pod(&self, ids: RoutingIds, metric: u32) -> Route {
+    fn to_pod(self, ids: RoutingIds, metric: u32) -> Route {
         let route = Route::via(ids.table_pods(), ids.protocol(), self.address.into(), self.pod, self.link);
         Route { metric, onlink: true, ..route }
     }
