@@ -31,9 +31,6 @@ const LAST_METRIC: u32 = 4_278_198_272;
 /// Metric of routes to source addresses of egress gateways ([`crate::source_addresses`]), by which they are told from those of pods and
 /// blocks in the same tables. A pod's own route precedes them.
 pub(crate) const SOURCE_METRIC: u32 = 2048;
-/// The same by way of the pod that has handed the address over a moment ago: packets to it go by the other route, and those with it as their
-/// source may come from both pods.
-pub(crate) const FORMER_SOURCE_METRIC: u32 = SOURCE_METRIC + 1;
 
 /// What has to be done to a set of routes or rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -172,7 +169,7 @@ pub fn sync_export(ids: RoutingIds, blocks: &[IpNet]) -> Result<Difference<Route
 
 /// Whether a route leads to a source address of an egress gateway.
 pub fn is_source(route: &Route) -> bool {
-    [SOURCE_METRIC, FORMER_SOURCE_METRIC].contains(&route.metric) && route.kind == RouteKind::UNICAST
+    route.metric == SOURCE_METRIC && route.kind == RouteKind::UNICAST
 }
 
 /// Brings those routes of a table that `concerns` chooses to exactly `desired`.

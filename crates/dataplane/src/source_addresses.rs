@@ -4,8 +4,7 @@
 //! For each address there is
 //!
 //! * a route in the table of pods, `ADDRESS via POD dev LINK onlink`. The pod answers no ARP for the address, so the next hop is its own.
-//!   The check of source addresses follows routes ([`crate::pods::check_sources`]), so exactly this pod may send with the address. Where a pod
-//!   of this node has just handed it over to another one, both may: that one has the same route with a greater metric;
+//!   The check of source addresses follows routes ([`crate::pods::check_sources`]), so exactly this pod may send with the address;
 //! * a route in the export table, `ADDRESS dev lo`, for routing daemons;
 //! * on each link whose network contains the address an entry by which the kernel answers ARP and neighbour discovery
 //!   ([`fairlead_netlink::route::Proxy`]).
@@ -26,9 +25,7 @@ use fairlead_netlink::route::{
 use fairlead_netlink::{Message, Result};
 use ipnet::IpNet;
 
-use crate::routes::{
-    self, FORMER_SOURCE_METRIC, LOOPBACK_INDEX, SOURCE_METRIC, ensure_rules, is_source, pod_rules, sync_some,
-};
+use crate::routes::{self, LOOPBACK_INDEX, SOURCE_METRIC, ensure_rules, is_source, pod_rules, sync_some};
 use crate::routing_ids::RoutingIds;
 use crate::uplink::{HostNetwork, Ignored, answer_for_neighbours, has_ipv6};
 
@@ -43,13 +40,6 @@ pub struct Source {
     pub pod: IpAddr,
     /// Index of the link that leads to the pod.
     pub link: u32,
-}
-
-impl Source {
-    fn to_pod(self, ids: RoutingIds, metric: u32) -> Route {
-        let route = Route::via(ids.table_pods(), ids.protocol(), self.address.into(), self.pod, self.link);
-        Route { metric, onlink: true, ..route }
-    }
 }
 
 /// A link of this node to a network of other hosts.
@@ -147,26 +137,23 @@ impl Found {
 }
 
 /// Brings routes and entries to exactly those of `sources`, and returns what was done, one text for each operation. Nothing is sent when
-/// nothing differs. Pods of `former` may still send with addresses that they have handed over to one of `sources`. What there is of the
-/// addresses in `kept` stays as it is. `found` is what was read just before.
+/// nothing differs. What there is of the addresses in `kept` stays as it is. `found` is what was read just before.
 ///
 /// # Errors
 /// The first refusal, after everything else has been tried.
 pub fn sync(
     ids: RoutingIds,
     sources: &[Source],
-    former: &[Source],
     kept: &BTreeSet<IpAddr>,
     found: &Found,
 ) -> Result<Vec<String>> {
     let is_usable = |source: &&Source| source.address.is_ipv4() || has_ipv6();
     let sources: Vec<Source> = sources.iter().filter(is_usable).copied().collect();
-    let former: Vec<Source> = former.iter().filter(is_usable).copied().collect();
     let mut done = Vec::new();
     // The answers come last, and go first: packets find a route.
     let (added, gone) = proxy_changes(ids, &sources, kept, found);
     let removed = send(gone, &mut done);
-    let routed = set_routes(ids, &sources, &former, kept, &mut done);
+    let routed = set_routes(ids, &sources, kept, &mut done);
     for uplink in sources.iter().filter(|it| it.address.is_ipv6()).flat_map(|it| found.uplinks(it.address)) {
         match answer_for_neighbours(&uplink.name) {
             Ok(true) => done.push(format!("set proxy_ndp of {}", uplink.name)),
@@ -183,7 +170,6 @@ pub fn sync(
 fn set_routes(
     ids: RoutingIds,
     sources: &[Source],
-    former: &[Source],
     kept: &BTreeSet<IpAddr>,
     done: &mut Vec<String>,
 ) -> Result<()> {
@@ -191,14 +177,17 @@ fn set_routes(
         let rules = ensure_rules(&pod_rules(ids))?;
         done.extend(rules.add.iter().map(|rule| format!("add {rule}")));
     }
+    let to_pod = |source: &Source| Route {
+        metric: SOURCE_METRIC,
+        onlink: true,
+        ..Route::via(ids.table_pods(), ids.protocol(), source.address.into(), source.pod, source.link)
+    };
     let exported = |source: &Source| Route {
         metric: SOURCE_METRIC,
         ..Route::onto(ids.table_export(), ids.protocol(), source.address.into(), LOOPBACK_INDEX)
     };
     let concerns = |route: &Route| is_source(route) && !kept.contains(&route.destination.addr());
-    let to_holders = sources.iter().map(|source| source.to_pod(ids, SOURCE_METRIC));
-    let to_former = former.iter().map(|source| source.to_pod(ids, FORMER_SOURCE_METRIC));
-    let to_pods: Vec<Route> = to_holders.chain(to_former).collect();
+    let to_pods: Vec<Route> = sources.iter().map(to_pod).collect();
     let exports: Vec<Route> = sources.iter().map(exported).collect();
     let mut outcome = Ok(());
     for (table, routes) in [(ids.table_pods(), to_pods), (ids.table_export(), exports)] {
@@ -257,5 +246,5 @@ fn send(messages: Vec<Message>, done: &mut Vec<String>) -> Result<()> {
 /// The first refusal, after everything else has been tried.
 pub fn remove_all(ids: RoutingIds) -> Result<()> {
     let found = Found::read(ids, Ignored::default())?;
-    sync(ids, &[], &[], &BTreeSet::new(), &found).map(drop)
+    sync(ids, &[], &BTreeSet::new(), &found).map(drop)
 }

@@ -19,7 +19,6 @@ use testbed_netns::{sh_in, try_sh_in};
 use pods_common::{Host, ping, spec};
 
 const POD: [&str; 2] = ["10.1.0.5", "fd00:1::5"];
-const OTHER: [&str; 2] = ["10.1.0.6", "fd00:1::6"];
 /// On the network of the uplink, and on none.
 const NEAR: [&str; 2] = ["192.0.2.40", "2001:db8::40"];
 const FAR: &str = "198.51.100.40";
@@ -67,15 +66,10 @@ impl Bed {
 
     fn sync_keeping(&self, sources: &[&str], kept: &[&str]) -> Vec<String> {
         let sources: Vec<Source> = sources.iter().map(|text| self.source(text)).collect();
-        let kept: Vec<IpAddr> = kept.iter().map(|text| address(text)).collect();
-        self.sync_all(&sources, &[], &kept)
-    }
-
-    fn sync_all(&self, sources: &[Source], former: &[Source], kept: &[IpAddr]) -> Vec<String> {
-        let kept = kept.iter().copied().collect();
+        let kept = kept.iter().map(|text| address(text)).collect();
         self.host.at(|| {
             let found = Found::read(RoutingIds::default(), Ignored::default()).unwrap();
-            source_addresses::sync(RoutingIds::default(), sources, former, &kept, &found).unwrap()
+            source_addresses::sync(RoutingIds::default(), &sources, &kept, &found).unwrap()
         })
     }
 
@@ -177,68 +171,26 @@ fn an_announcement_changes_what_hosts_of_the_network_know() {
     assert_eq!(bed.found().uplinks(address(FAR)), []);
 }
 
-/// Another pod of the node, which has the source addresses that are near as well, and the index of its link.
-fn other_gateway(bed: &Bed) -> (Netns, u32) {
-    let other = Netns::create().unwrap();
-    let link = bed.host.add(&spec(&other, "other", Some(OTHER[0]), Some(OTHER[1]))).unwrap().host_index;
-    for source in NEAR {
-        sh_in(&other, &format!("ip addr add {source} dev lo nodad"));
-    }
-    (other, link)
-}
-
-/// Whether a pod gets an answer from the host beside the node with this source.
-fn sends(pod: &Netns, source: &str) -> bool {
-    let to = BESIDE[usize::from(source.contains(':'))].split('/').next().unwrap();
-    try_sh_in(pod, &format!("ping -c 1 -W 1 -I {source} {to}")).is_ok()
-}
-
-/// How many packets the check of sources has dropped, as `nft` prints it.
-fn dropped(bed: &Bed) -> String {
-    bed.host.sh("nft list table inet fairlead_source_check")
-}
-
 #[test]
 fn exactly_the_holder_sends_with_the_address() {
     let bed = Bed::new();
-    let (other, _) = other_gateway(&bed);
-    assert!(!sends(&bed.pod, NEAR[0]) && !sends(&bed.pod, NEAR[1]), "nothing is announced");
-    bed.sync(&NEAR);
-    for source in NEAR {
-        assert!(sends(&bed.pod, source), "{source}");
-        assert!(!sends(&other, source), "{source} is another pod's");
-    }
-    assert!(!sends(&bed.pod, FAR), "it does not hold this one");
-    ping(&bed.host.netns, POD[0]);
-}
-
-#[test]
-fn a_pod_that_has_handed_the_address_over_to_another_one_of_its_node_sends_with_it_a_little_longer() {
-    let bed = Bed::new();
-    let (other, link) = other_gateway(&bed);
-    let former = NEAR.map(|source| bed.source(source));
-    let of_other = |source: Source| {
-        let pod = OTHER[usize::from(source.address.is_ipv6())];
-        Source { pod: address(pod), link, ..source }
+    let other = Netns::create().unwrap();
+    bed.host.add(&spec(&other, "other", Some("10.1.0.6"), Some("fd00:1::6"))).unwrap();
+    let sends = |pod: &Netns, source: &str, to: &str| {
+        try_sh_in(pod, &format!("ping -c 1 -W 1 -I {source} {to}")).is_ok()
     };
-    let sources = former.map(of_other);
-    bed.sync_all(&former, &[], &[]);
-    bed.sync_all(&sources, &former, &[]);
-    assert_eq!(bed.sync_all(&sources, &former, &[]), Vec::<String>::new(), "nothing differs");
-    for (source, pod) in NEAR.into_iter().zip(OTHER) {
-        let family = if source.contains(':') { "-6" } else { "-4" };
-        let chosen = bed.host.sh(&format!("ip {family} route get {source}"));
-        assert!(chosen.contains(&format!("via {pod} ")), "packets go to the other one: {chosen}");
-        let before = dropped(&bed);
-        // Answers go to the other pod.
-        assert!(!sends(&bed.pod, source));
-        assert_eq!(dropped(&bed), before, "{source}");
-        assert!(sends(&other, source), "{source}");
+    let to = BESIDE.map(|own| own.split('/').next().unwrap());
+    for source in NEAR {
+        sh_in(&other, &format!("ip addr add {source} dev lo nodad"));
     }
-    bed.sync_all(&sources, &[], &[]);
-    let before = dropped(&bed);
-    assert!(!sends(&bed.pod, NEAR[0]));
-    assert_ne!(dropped(&bed), before);
+    assert!(!sends(&bed.pod, NEAR[0], to[0]) && !sends(&bed.pod, NEAR[1], to[1]), "nothing is announced");
+    bed.sync(&NEAR);
+    for (source, to) in NEAR.iter().zip(to) {
+        assert!(sends(&bed.pod, source, to), "{source}");
+        assert!(!sends(&other, source, to), "{source} is another pod's");
+    }
+    assert!(!sends(&bed.pod, FAR, to[0]), "it does not hold this one");
+    ping(&bed.host.netns, POD[0]);
 }
 
 #[test]

@@ -111,8 +111,6 @@ impl fmt::Display for Problem {
 pub(super) struct Plan {
     /// By address.
     pub(super) announced: BTreeMap<IpAddr, Announced>,
-    /// Gateways that have just handed an announced address over to another one of this node, and still use it.
-    pub(super) former: BTreeMap<IpAddr, Source>,
     pub(super) problems: BTreeSet<Problem>,
 }
 
@@ -124,54 +122,41 @@ pub(super) trait Host {
     fn has(&self, address: IpAddr) -> bool;
 }
 
-/// What was decided last.
-#[derive(Debug, Default)]
-pub(super) struct Before {
-    pub(super) announced: BTreeMap<IpAddr, Announced>,
-    pub(super) former: BTreeMap<IpAddr, Source>,
-}
-
-impl Before {
-    /// Whether the pod had the address, be it that it has handed it over since.
-    fn had(&self, source: &Source) -> bool {
-        let announced = self.announced.get(&source.address).map(|announced| &announced.source);
-        announced == Some(source) || self.former.get(&source.address) == Some(source)
-    }
-}
-
-/// Decides. `holds` are those of gateways on this node that have not ended.
+/// Decides. `holds` are those of gateways on this node that have not ended; `before` is what is announced now.
 pub(super) fn plan(
     permitted: &Permitted,
     gateways: &[Gateway],
     holds: &[HeardHold],
-    before: &Before,
+    before: &BTreeMap<IpAddr, Announced>,
     host: &dyn Host,
 ) -> Plan {
     let mut plan = Plan::default();
-    let mut by_address: BTreeMap<IpAddr, Vec<Announced>> = BTreeMap::new();
+    let mut by_address: BTreeMap<IpAddr, Vec<(Announced, bool)>> = BTreeMap::new();
     for hold in holds {
         let is_it = |gateway: &&Gateway| gateway.uid == hold.gateway && gateway.egress == hold.egress;
         let Some(gateway) = gateways.iter().find(is_it) else { continue };
         match announced(permitted, gateway, hold, host) {
-            Ok(announced) => by_address.entry(hold.address).or_default().push(announced),
+            Ok(announced) => by_address.entry(hold.address).or_default().push((announced, hold.is_ready)),
             Err(problem) => drop(plan.problems.insert(problem)),
         }
     }
     for (address, mut rivals) in by_address {
-        rivals.sort_by(|a, b| (b.term, &a.pod).cmp(&(a.term, &b.pod)));
-        let newest = rivals.first().map(|first| first.term);
-        let mut older = rivals.iter().filter(|rival| Some(rival.term) != newest).map(|rival| rival.source);
-        let former = older.find(|source| before.had(source));
-        rivals.retain(|rival| Some(rival.term) == newest);
-        if let [one, other, ..] = rivals.as_slice() {
+        rivals.sort_by(|(a, _), (b, _)| (b.term, &a.pod).cmp(&(a.term, &b.pod)));
+        let known = before.get(&address).map(|known| known.source.pod);
+        let is_known = |(rival, _): &(Announced, bool)| Some(rival.source.pod) == known;
+        let newest = rivals.first().map(|(first, _)| first.term);
+        let is_newest = |(rival, _): &(Announced, bool)| Some(rival.term) == newest;
+        if !rivals.iter().any(|rival| is_newest(rival) && rival.1) && rivals.iter().any(is_known) {
+            // The other one has handed it over, and uses it until clients send to this one.
+            rivals.retain(is_known);
+        } else {
+            rivals.retain(is_newest);
+        }
+        if let [(one, _), (other, _), ..] = rivals.as_slice() {
             plan.problems.insert(Problem::HeldTwice { address, pods: [one.pod.clone(), other.pod.clone()] });
-            let known = before.announced.get(&address).map(|known| known.source.pod);
-            rivals.retain(|rival| Some(rival.source.pod) == known);
+            rivals.retain(is_known);
         }
-        if let Some(announced) = rivals.into_iter().next() {
-            plan.announced.insert(address, announced);
-            plan.former.extend(former.map(|source| (address, source)));
-        }
+        plan.announced.extend(rivals.into_iter().next().map(|(announced, _)| (address, announced)));
     }
     plan
 }
@@ -202,18 +187,19 @@ fn announced(
 }
 
 /// Holds back what is new of Egresses that change too often. Returns when it may come, if there is some.
-pub(super) fn hold_down(plan: &mut Plan, before: &Before, pace: &mut Pace, now: Instant) -> Option<Instant> {
-    let is_new = |new: &Announced| {
-        let old = before.announced.get(&new.source.address);
-        old.is_none_or(|old| old.source != new.source)
-    };
+pub(super) fn hold_down(
+    plan: &mut Plan,
+    before: &BTreeMap<IpAddr, Announced>,
+    pace: &mut Pace,
+    now: Instant,
+) -> Option<Instant> {
+    let is_new = |new: &Announced| before.get(&new.source.address).is_none_or(|old| old.source != new.source);
     let changing: BTreeSet<EgressName> =
         plan.announced.values().filter(|it| is_new(it)).map(|it| it.egress.clone()).collect();
     let mut again: Option<Instant> = None;
     for egress in changing {
         if let Err(at) = pace.change(&egress, now) {
             plan.announced.retain(|_, it| it.egress != egress || !is_new(it));
-            plan.former.retain(|address, _| plan.announced.contains_key(address));
             plan.problems.insert(Problem::Flapping { egress: egress.to_string() });
             again = again.into_iter().chain([at]).min();
         }
@@ -327,21 +313,17 @@ mod tests {
 
     fn hold(number: u8, held: &str, term: u64) -> HeardHold {
         let (gateway, until) = (format!("u{number}"), Instant::now());
-        HeardHold { egress: nat(), gateway, address: address(held), term, until }
+        HeardHold { egress: nat(), gateway, address: address(held), term, until, is_ready: true }
     }
 
     fn listed(addresses: &[&str]) -> Permitted {
         [(nat(), addresses.iter().map(|text| (address(text), None)).collect())].into()
     }
 
-    fn planned(holds: &[HeardHold], before: &Before) -> Plan {
+    fn planned(holds: &[HeardHold], before: &BTreeMap<IpAddr, Announced>) -> Plan {
         let gateways = [gateway(5), gateway(6), gateway(9)];
         let permitted = listed(&["192.0.2.10", "192.0.2.40", "192.0.2.41", "2001:db8::40"]);
         plan(&permitted, &gateways, holds, before, &Kernel)
-    }
-
-    fn after(Plan { announced, former, .. }: Plan) -> Before {
-        Before { announced, former }
     }
 
     fn shown(plan: &Plan) -> Vec<String> {
@@ -355,7 +337,7 @@ mod tests {
 
     #[test]
     fn what_a_gateway_of_this_node_holds_and_its_egress_may_have_is_announced() {
-        let none = Before::default();
+        let none = BTreeMap::new();
         let plan = planned(&[hold(5, "192.0.2.40", 3), hold(6, "192.0.2.41", 1)], &none);
         assert_eq!(shown(&plan), ["192.0.2.40 nat-5 3", "192.0.2.41 nat-6 1"]);
         let source = plan.announced[&address("192.0.2.40")].source;
@@ -373,7 +355,7 @@ mod tests {
             (hold(9, "192.0.2.40", 1), "SourceAddressWithoutLink"),
             (hold(5, "2001:db8::40", 1), "SourceAddressWithoutLink"),
         ] {
-            let plan = planned(&[held], &Before::default());
+            let plan = planned(&[held], &BTreeMap::new());
             assert_eq!((shown(&plan).len(), reasons(&plan)), (0, vec![reason]));
         }
     }
@@ -381,30 +363,26 @@ mod tests {
     #[test]
     fn of_two_holders_the_newer_one_counts_and_of_equal_ones_the_one_before() {
         let (five, six) = (hold(5, "192.0.2.40", 3), hold(6, "192.0.2.40", 4));
-        let plan = planned(&[five.clone(), six], &Before::default());
+        let plan = planned(&[five.clone(), six], &BTreeMap::new());
         assert_eq!((shown(&plan), reasons(&plan)), (vec!["192.0.2.40 nat-6 4".to_owned()], vec![]));
         let both = [five.clone(), hold(6, "192.0.2.40", 3)];
-        let plan = planned(&both, &Before::default());
+        let plan = planned(&both, &BTreeMap::new());
         assert_eq!((shown(&plan).len(), reasons(&plan)), (0, vec!["SourceAddressHeldTwice"]));
-        let before = after(planned(&[five], &Before::default()));
+        let before = planned(&[five], &BTreeMap::new()).announced;
         assert_eq!(shown(&planned(&both, &before)), ["192.0.2.40 nat-5 3"]);
     }
 
     #[test]
-    fn a_gateway_that_hands_over_to_one_of_the_same_node_may_send_on_and_one_that_never_had_it_may_not() {
-        let held = address("192.0.2.40");
+    fn a_gateway_that_hands_over_to_one_of_the_same_node_keeps_it_until_that_one_is_ready() {
         let (five, six) = (hold(5, "192.0.2.40", 3), hold(6, "192.0.2.40", 4));
-        let both = [five.clone(), six.clone()];
-        assert!(planned(&both, &Before::default()).former.is_empty(), "five never had it here");
-        let before = after(planned(&[five], &Before::default()));
-        let plan = planned(&both, &before);
-        assert_eq!(
-            (plan.announced[&held].pod.as_str(), plan.former[&held].pod),
-            ("nat-6", address("10.1.0.5"))
-        );
-        let plan = planned(&both, &after(plan));
-        assert_eq!(plan.former[&held].pod, address("10.1.0.5"), "as long as it says that it holds it");
-        assert!(planned(&[six], &after(plan)).former.is_empty());
+        let standby = HeardHold { is_ready: false, ..six.clone() };
+        let before = planned(std::slice::from_ref(&five), &BTreeMap::new()).announced;
+        let of = |holds: &[HeardHold], before| shown(&planned(holds, before));
+        assert_eq!(of(&[five.clone(), standby.clone()], &before), ["192.0.2.40 nat-5 3"]);
+        assert_eq!(of(&[five.clone(), six], &before), ["192.0.2.40 nat-6 4"]);
+        assert_eq!(of(&[standby.clone()], &before), ["192.0.2.40 nat-6 4"], "the other one is gone");
+        let none = BTreeMap::new();
+        assert_eq!(of(&[five, standby], &none), ["192.0.2.40 nat-6 4"], "neither had it here before");
     }
 
     #[test]
@@ -422,7 +400,7 @@ mod tests {
         assert_eq!(adopted.end(), Some(start + 30 * second));
         assert_eq!(adopted.kept(&nothing, Some(&none), start + 20 * second), [both[1]].into());
         assert_eq!(adopted.end(), Some(start + 22 * second));
-        let confirmed = planned(&[hold(5, "192.0.2.41", 3)], &Before::default());
+        let confirmed = planned(&[hold(5, "192.0.2.41", 3)], &BTreeMap::new());
         assert!(adopted.kept(&confirmed, Some(&none), start + 21 * second).is_empty() && adopted.is_empty());
         assert_eq!(adopted.end(), None);
         for awaited in [None, Some(&BTreeSet::from(both))] {
@@ -452,10 +430,10 @@ mod tests {
 
     #[test]
     fn what_is_new_of_an_egress_that_changes_too_often_waits_and_what_is_there_stays() {
-        let (now, mut pace, none) = (Instant::now(), Pace::default(), Before::default());
+        let (now, mut pace, none) = (Instant::now(), Pace::default(), BTreeMap::new());
         let (kept, new) = (hold(5, "192.0.2.40", 3), hold(6, "192.0.2.41", 1));
-        let before = after(planned(std::slice::from_ref(&kept), &none));
-        let at = |before: &Before, pace: &mut Pace, now| {
+        let before = planned(std::slice::from_ref(&kept), &none).announced;
+        let at = |before: &BTreeMap<IpAddr, Announced>, pace: &mut Pace, now| {
             let mut plan = planned(&[kept.clone(), new.clone()], before);
             let again = hold_down(&mut plan, before, pace, now);
             (plan.announced.len(), reasons(&plan), again)
@@ -463,14 +441,14 @@ mod tests {
         while at(&before, &mut pace, now).2.is_none() {}
         let next = now + Duration::from_secs(1);
         assert_eq!(at(&before, &mut pace, now), (1, vec!["SourceAddressFlapping"], Some(next)));
-        let both = after(planned(&[kept.clone(), new.clone()], &none));
+        let both = planned(&[kept.clone(), new.clone()], &none).announced;
         assert_eq!(at(&both, &mut pace, now), (2, vec![], None), "nothing is new");
         assert_eq!(at(&before, &mut pace, next), (2, vec![], None));
     }
 
     #[test]
     fn a_takeover_is_an_address_that_another_gateway_had() {
-        let held = |term| planned(&[hold(5, "192.0.2.40", term)], &Before::default()).announced;
+        let held = |term| planned(&[hold(5, "192.0.2.40", term)], &BTreeMap::new()).announced;
         let named = |pod: Option<&str>| -> Permitted {
             [(nat(), [(address("192.0.2.40"), pod.map(str::to_owned))].into())].into()
         };

@@ -12,7 +12,7 @@ use tokio::time::{Instant as Time, sleep, sleep_until};
 
 use super::facts::{self, Permitted};
 use super::pace::{Pace, PacedHolders};
-use super::plan::{self, Adopted, Announced, Before, Gateway, Host, Plan, Problem};
+use super::plan::{self, Adopted, Announced, Gateway, Host, Plan, Problem};
 use super::schedule::Schedule;
 use super::{AnnounceDeps, Report, Shown};
 use crate::egress::registrar::HeardHold;
@@ -29,8 +29,8 @@ const MIN_PAUSE: Duration = Duration::from_millis(20);
 struct Inputs {
     permitted: Permitted,
     gateways: Vec<Gateway>,
-    /// Of the holds: gateway, address and term.
-    holds: Vec<(EgressName, String, IpAddr, u64)>,
+    /// The holds, whatever time is left.
+    holds: Vec<(EgressName, String, IpAddr, u64, bool)>,
 }
 
 /// What was compared with the kernel last.
@@ -38,7 +38,6 @@ struct Compared {
     inputs: Inputs,
     kept: BTreeSet<IpAddr>,
     sources: Vec<Source>,
-    former: Vec<Source>,
     /// The kernel has refused something, so there may be more than this.
     has_failed: bool,
     again: Instant,
@@ -50,7 +49,7 @@ struct Announcer {
     /// Of what the controller says of holders, and of what gateways of this node begin to hold.
     holders: PacedHolders,
     pace: Pace,
-    before: Before,
+    announced: BTreeMap<IpAddr, Announced>,
     links: BTreeMap<IpAddr, Vec<String>>,
     schedule: Schedule,
     compared: Option<Compared>,
@@ -77,7 +76,7 @@ pub(super) async fn run(deps: AnnounceDeps) -> Infallible {
         adopted,
         holders: PacedHolders::default(),
         pace: Pace::default(),
-        before: Before::default(),
+        announced: BTreeMap::new(),
         links: BTreeMap::new(),
         schedule: Schedule::default(),
         compared: None,
@@ -127,8 +126,10 @@ impl Announcer {
         let awaited = (has_facts && self.deps.pods.has_answer())
             .then(|| plan::awaited(&permitted, &gateways, &self.deps.registrar.heard_local_gateways()));
         let holds = self.deps.registrar.local_holds(now);
-        let term = |hold: &HeardHold| (hold.egress.clone(), hold.gateway.clone(), hold.address, hold.term);
-        let inputs = Inputs { permitted, gateways, holds: holds.iter().map(term).collect() };
+        let timeless = |hold: &HeardHold| {
+            (hold.egress.clone(), hold.gateway.clone(), hold.address, hold.term, hold.is_ready)
+        };
+        let inputs = Inputs { permitted, gateways, holds: holds.iter().map(timeless).collect() };
         self.compare(inputs, &holds, awaited.as_ref(), now).await;
         self.tell(now).await;
         let ends = holds.iter().map(|hold| hold.until);
@@ -163,8 +164,8 @@ impl Announcer {
         match finished(read) {
             Ok(found) => {
                 let Inputs { permitted, gateways, .. } = &inputs;
-                let mut plan = plan::plan(permitted, gateways, holds, &self.before, &found);
-                let again = plan::hold_down(&mut plan, &self.before, &mut self.pace, now);
+                let mut plan = plan::plan(permitted, gateways, holds, &self.announced, &found);
+                let again = plan::hold_down(&mut plan, &self.announced, &mut self.pace, now);
                 let kept = self.adopted.kept(&plan, awaited, now);
                 self.apply(inputs, plan, kept, found, now).await;
                 if let (Some(again), Some(compared)) = (again, &mut self.compared) {
@@ -186,10 +187,9 @@ impl Announcer {
     ) {
         let ids = self.deps.ids;
         let sources: Vec<Source> = plan.announced.values().map(|announced| announced.source).collect();
-        let former: Vec<Source> = plan.former.values().copied().collect();
-        let (wanted, using, left) = (sources.clone(), former.clone(), kept.clone());
+        let (wanted, left) = (sources.clone(), kept.clone());
         let apply = move || {
-            let done = source_addresses::sync(ids, &wanted, &using, &left, &found);
+            let done = source_addresses::sync(ids, &wanted, &left, &found);
             let on_uplinks = |source: &Source| {
                 let address = source.address;
                 found.uplinks(address).into_iter().map(move |uplink| (address, uplink))
@@ -198,8 +198,7 @@ impl Announcer {
         };
         let (done, here) = finished(tokio::task::spawn_blocking(apply).await);
         let last = self.compared.as_ref();
-        let is_same =
-            last.is_some_and(|last| (&last.sources, &last.former, &last.kept) == (&sources, &former, &kept));
+        let is_same = last.is_some_and(|last| (&last.sources, &last.kept) == (&sources, &kept));
         let (mut problems, has_failed) = (plan.problems, done.is_err());
         let again = if has_failed { RETRY_INTERVAL } else { SWEEP_INTERVAL };
         match done {
@@ -216,11 +215,10 @@ impl Announcer {
             self.links.entry(address).or_default().push(uplink.name);
         }
         self.took(plan.announced, &inputs.permitted);
-        self.before.former = plan.former;
-        self.deps.sources.set_announced(self.before.announced.keys().chain(&kept).copied().collect());
+        self.deps.sources.set_announced(self.announced.keys().chain(&kept).copied().collect());
         self.report(&problems);
         let again = now.checked_add(again).unwrap_or(now);
-        self.compared = Some(Compared { inputs, kept, sources, former, has_failed, again });
+        self.compared = Some(Compared { inputs, kept, sources, has_failed, again });
     }
 
     /// The kernel cannot be read: what is there stays.
@@ -232,15 +230,14 @@ impl Announcer {
         now: Instant,
     ) {
         self.report(&[Problem::Refused { error: error.to_string() }].into());
-        let sources = self.before.announced.values().map(|announced| announced.source).collect();
-        let former = self.before.former.values().copied().collect();
+        let sources = self.announced.values().map(|announced| announced.source).collect();
         let again = now.checked_add(RETRY_INTERVAL).unwrap_or(now);
-        self.compared = Some(Compared { inputs, kept, sources, former, has_failed: true, again });
+        self.compared = Some(Compared { inputs, kept, sources, has_failed: true, again });
     }
 
     fn took(&mut self, announced: BTreeMap<IpAddr, Announced>, permitted: &Permitted) {
         for (address, new) in &announced {
-            let known = self.before.announced.get(address);
+            let known = self.announced.get(address);
             if known.is_some_and(|known| known.source == new.source) {
                 continue;
             }
@@ -249,12 +246,11 @@ impl Announcer {
             let Announced { egress, pod, term, .. } = new;
             tracing::info!(%address, %egress, gateway = pod, term, is_takeover, "a source address is announced");
         }
-        let gone = self.before.announced.iter().filter(|(address, _)| !announced.contains_key(*address));
-        for (address, old) in gone {
+        for (address, old) in self.announced.iter().filter(|(address, _)| !announced.contains_key(*address)) {
             tracing::info!(%address, egress = %old.egress, gateway = old.pod, "a source address is no longer announced");
         }
         self.deps.metrics.announced(announced.len());
-        self.before.announced = announced;
+        self.announced = announced;
     }
 
     /// Tells hosts beside this node what is due.
@@ -283,7 +279,7 @@ impl Announcer {
             links: self.links.get(&announced.source.address).cloned().unwrap_or_default(),
         };
         let problems = problems.iter().map(|problem| format!("{}: {problem}", problem.reason()));
-        let announced = self.before.announced.values().map(shown).collect();
+        let announced = self.announced.values().map(shown).collect();
         self.deps.sources.set_report(Report { announced, problems: problems.collect() });
     }
 

@@ -129,7 +129,7 @@ impl Bed {
         bed.node
             .run(|| {
                 let found = Found::read(ids, Ignored::default()).unwrap();
-                source_addresses::sync(ids, &[stale], &[], &nothing, &found).unwrap()
+                source_addresses::sync(ids, &[stale], &nothing, &found).unwrap()
             })
             .unwrap();
         bed

@@ -75,6 +75,8 @@ pub(crate) struct HeardHold {
     pub(crate) term: u64,
     /// When it ends, unless the gateway says it again.
     pub(crate) until: Instant,
+    /// Whether the gateway takes packets of clients already.
+    pub(crate) is_ready: bool,
 }
 
 /// Where packets of a client to an Egress go.

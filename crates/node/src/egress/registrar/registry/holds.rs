@@ -101,6 +101,7 @@ impl Holds {
         let mut found = Vec::new();
         for (egress, uid) in &self.local {
             let gateway = gateways.get(egress).and_then(|gateways| gateways.get(uid));
+            let is_ready = gateway.is_some_and(|gateway| gateway.session.state() != State::Standby);
             let holds = gateway.into_iter().flat_map(|gateway| gateway.session.holds());
             let announced = holds.filter_map(|(address, hold)| {
                 let until = hold.until.checked_add(ANNOUNCED_LONGER)?;
@@ -114,6 +115,7 @@ impl Holds {
                     address: *address,
                     term: hold.term,
                     until,
+                    is_ready,
                 })
             });
             found.extend(announced);
