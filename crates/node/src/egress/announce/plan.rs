@@ -380,7 +380,11 @@ mod tests {
         let of = |holds: &[HeardHold], before| shown(&planned(holds, before));
         assert_eq!(of(&[five.clone(), standby.clone()], &before), ["192.0.2.40 nat-5 3"]);
         assert_eq!(of(&[five.clone(), six], &before), ["192.0.2.40 nat-6 4"]);
-        assert_eq!(of(&[standby.clone()], &before), ["192.0.2.40 nat-6 4"], "the other one is gone");
+        assert_eq!(
+            of(std::slice::from_ref(&standby), &before),
+            ["192.0.2.40 nat-6 4"],
+            "the other one is gone"
+        );
         let none = BTreeMap::new();
         assert_eq!(of(&[five, standby], &none), ["192.0.2.40 nat-6 4"], "neither had it here before");
     }
