@@ -31,8 +31,11 @@ pub(crate) async fn drain(
     loop {
         if shared.condition().standby {
             // Node programs send them there as soon as both gateways have said so.
-            tokio::time::sleep(HANDOVER).await;
-            return tracing::info!("flows go on at the gateways that hold the source addresses now");
+            sleep(HANDOVER).await;
+            // It may have been given one just when it was told to end.
+            if shared.condition().standby {
+                return tracing::info!("flows go on at the gateways that hold the source addresses now");
+            }
         }
         let (clients, copies) = (shared.desired().1.clients, shared.floating().not_held);
         let flows = tokio::task::spawn_blocking(move || flows(&clients, &copies)).await.unwrap_or(None);

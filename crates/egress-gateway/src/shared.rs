@@ -210,7 +210,7 @@ impl Shared {
         self.change(|condition| condition.draining = true);
     }
 
-    /// It has source addresses and holds none of them.
+    /// It has source addresses, and holds none of them or is not ready for clients yet.
     pub(crate) fn set_standby(&self, standby: bool) {
         self.change(|condition| condition.standby = standby);
     }

@@ -96,8 +96,8 @@ type Reads = JoinSet<(Option<Watched>, Duration)>;
 #[derive(Default)]
 struct Done {
     held: BTreeMap<u32, Held>,
-    /// When clients may come for a slot that was handed over.
-    settled: BTreeMap<u32, Instant>,
+    /// Slots that were handed over just now, and when clients may come for them.
+    settling: BTreeMap<u32, Instant>,
     /// What the kernel was told.
     deadlines: BTreeMap<IpAddr, Instant>,
     confirmed: Option<Instant>,
@@ -212,12 +212,12 @@ impl Holds {
         });
         let (actions, held, undecided, taken, since) = round;
         let instant = Instant::now();
-        done.settled.retain(|_, at| *at > instant);
+        done.settling.retain(|_, at| *at > instant);
         for (slot, cause) in taken {
             tracing::info!(slot, ?cause, "this gateway holds a source address");
             self.metrics.taken(cause);
             let settled = instant.checked_add(SETTLE).filter(|_| cause == Cause::Handover);
-            done.settled.extend(settled.map(|at| (slot, at)));
+            done.settling.extend(settled.map(|at| (slot, at)));
         }
         let deadlines = self.deadlines(slots, &held, &undecided);
         let addresses: BTreeSet<IpAddr> = deadlines.keys().copied().collect();
@@ -240,7 +240,7 @@ impl Holds {
             members.keys().for_each(|member| self.transport.heartbeat(member, heartbeat.clone()));
         }
         // Clients must not come before the data path lets their packets pass.
-        let is_standby = is_standby(&held, &deadlines, &done.settled) || in_place.standby;
+        let is_standby = is_standby(&held, &deadlines, &done.settling) || in_place.standby;
         self.publish(slots, &addresses, is_standby);
         if held.keys().ne(done.held.keys()) || is_old(done.told, TELL) {
             self.tell_nodes(slots, &held, &deadlines);
@@ -334,6 +334,8 @@ fn of_slot(slots: &[Vec<IpAddr>], slot: u32, lease: Option<SlotLease>) -> Option
 pub(crate) async fn finish(machine: &Machine, holding: Holding, leases: &Leases, shared: &Shared) {
     let writes = machine.with(|hold, now| hold.give_up_all(now));
     let emptied = tokio::task::spawn_blocking(move || holding.close()).await;
+    // Node programs take an empty list for an answer only from one that is standby.
+    shared.set_standby(true);
     shared.set_held(Vec::new());
     if !matches!(emptied, Ok(Ok(_))) {
         // The kernel ends the use within 1.8 s, and others take the addresses then.
@@ -357,9 +359,9 @@ fn is_other(deadlines: &BTreeMap<IpAddr, Instant>, told: &BTreeMap<IpAddr, Insta
 fn is_standby(
     held: &BTreeMap<u32, Held>,
     deadlines: &BTreeMap<IpAddr, Instant>,
-    settled: &BTreeMap<u32, Instant>,
+    settling: &BTreeMap<u32, Instant>,
 ) -> bool {
-    let is_new = !held.is_empty() && held.keys().all(|slot| settled.contains_key(slot));
+    let is_new = !held.is_empty() && held.keys().all(|slot| settling.contains_key(slot));
     deadlines.is_empty() || is_new
 }
 
@@ -389,7 +391,7 @@ pub(crate) fn state(condition: Condition) -> State {
 /// What keeps a gateway from getting new connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Condition {
-    /// It holds none of the Egress's source addresses.
+    /// It holds none of the Egress's source addresses, or was handed one less than [`SETTLE`] ago.
     pub(crate) standby: bool,
     /// It is to end.
     pub(crate) draining: bool,

@@ -109,7 +109,7 @@ pub enum Cause {
     Free,
     /// Its holder was silent.
     Failure,
-    /// Its holder handed it over to this gateway, and goes on using it for [`LINGER`] at most.
+    /// Its holder gave it up while it could be heard, and may go on using it for [`LINGER`].
     Handover,
     /// This gateway held it before its program started.
     Restart,
@@ -424,7 +424,7 @@ impl Hold {
         }
         let holder = lease.holder.as_ref().map(|holder| self.members.get(holder));
         slot.takes_by = match holder {
-            // One that is heard has given it up, and its Lease does not say so yet.
+            // One that is heard has most likely given it up, and its Lease does not say so yet.
             Some(holder) if !holder.is_some_and(|holder| is_heard(holder, now)) => Cause::Failure,
             None if !is_successor => Cause::Free,
             _ => Cause::Handover,

@@ -146,7 +146,8 @@ pub(super) fn plan(
         let is_known = |(rival, _): &(Announced, bool)| Some(rival.source.pod) == known;
         let newest = rivals.first().map(|(first, _)| first.term);
         let is_newest = |(rival, _): &(Announced, bool)| Some(rival.term) == newest;
-        if !rivals.iter().any(|rival| is_newest(rival) && rival.1) && rivals.iter().any(is_known) {
+        let is_ready = rivals.iter().any(|rival @ (_, is_ready)| is_newest(rival) && *is_ready);
+        if !is_ready && rivals.iter().any(is_known) {
             // The other one has handed it over, and uses it until clients send to this one.
             rivals.retain(is_known);
         } else {

@@ -291,7 +291,7 @@ impl Registrar {
         }
     }
 
-    /// What these hold. A hold that another gateway has with a greater term is left out.
+    /// What these hold. A hold that another gateway has with a greater term is left out, 0.6 s after that was heard.
     pub(crate) fn local_holds(&self, now: Instant) -> Vec<HeardHold> {
         self.shared.registry().local_holds(now)
     }

@@ -72,7 +72,7 @@ impl Holds {
         let newest = self.newest.entry(egress.clone()).or_default();
         // Terms begin anew where the Lease was deleted.
         newest.retain(|_, newest| newest.hold.until.checked_add(FORGOTTEN).is_none_or(|at| at > now));
-        for (address, hold) in gateway.session.holds() {
+        for (address, hold) in gateway.session.holds().iter().filter(|(_, hold)| hold.until > now) {
             // A gateway may say any address: what it says too much is its own Egress's loss.
             if newest.len() >= MAX_HOLDS && !newest.contains_key(address) {
                 continue;
@@ -123,7 +123,7 @@ impl Holds {
         found
     }
 
-    /// Whether flows are better off at another gateway: it says that it forwards nothing, or other gateways, which do, hold all that it held
+    /// Whether flows are better off at another gateway: it says that it is standby, or other gateways, which do, hold all that it held
     /// with greater terms.
     pub(super) fn has_handed_over(&self, egress: &EgressName, gateway: &Gateway) -> bool {
         let holds = gateway.session.holds();
