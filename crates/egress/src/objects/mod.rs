@@ -13,8 +13,8 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use fairlead_api::names::{
-    APP_NAME, COIL_GROUP, EGRESS_COMPONENT, EGRESS_METRICS_PORT, EGRESS_PROGRAM, LABEL_APP_COMPONENT,
-    LABEL_APP_INSTANCE, LABEL_APP_NAME, is_service_name,
+    APP_NAME, COIL_GROUP, EGRESS_COMPONENT, EGRESS_HEALTH_PORT, EGRESS_METRICS_PORT, EGRESS_PROGRAM,
+    LABEL_APP_COMPONENT, LABEL_APP_INSTANCE, LABEL_APP_NAME, is_service_name,
 };
 use fairlead_api::resources::Egress;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -92,7 +92,7 @@ pub fn objects(egress: &Egress, defaults: &Defaults) -> Result<Objects, ObjectsE
     if !is_service_name(name) {
         return Err(ObjectsError::InvalidName(name.to_owned()));
     }
-    destinations::prefixes(&egress.spec.destinations)?;
+    destinations::prefixes(&egress.spec.destinations, &egress.spec.excluded_destinations)?;
     let deployment = deployment::deployment(egress, defaults)?;
     let deployment_to_apply = carry::with_unknown_fields(&deployment, egress.spec.template.as_ref());
     Ok(Objects {
@@ -172,11 +172,20 @@ fn metadata(egress: &Egress) -> ObjectMeta {
 
 /// The port at which a gateway pod serves metrics and says what it has to do.
 pub fn metrics_port(pod: &Pod) -> u16 {
+    port(pod, "metrics").unwrap_or(EGRESS_METRICS_PORT)
+}
+
+/// The port at which a gateway pod says whether it is ready, and why not.
+pub fn health_port(pod: &Pod) -> u16 {
+    port(pod, "health").unwrap_or(EGRESS_HEALTH_PORT)
+}
+
+fn port(pod: &Pod, name: &str) -> Option<u16> {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let gateway = containers.filter(|container| container.name == EGRESS_COMPONENT);
     let mut ports = gateway.flat_map(|container| container.ports.iter().flatten());
-    let port = ports.find(|port| port.name.as_deref() == Some("metrics")).map(|port| port.container_port);
-    port.and_then(|port| u16::try_from(port).ok()).unwrap_or(EGRESS_METRICS_PORT)
+    let port = ports.find(|port| port.name.as_deref() == Some(name)).map(|port| port.container_port);
+    port.and_then(|port| u16::try_from(port).ok())
 }
 
 /// Objects with it are deleted with the Egress.
