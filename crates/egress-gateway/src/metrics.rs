@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fairlead_address::IpFamily;
 use fairlead_cluster::metrics::register;
 use fairlead_dataplane::egress_gateway::GatewayTraffic;
-use fairlead_fou::{Counter as Counted, Counters};
+use fairlead_fou::{Counter as Counted, Counters, link_name};
 use fairlead_netlink::conntrack::Statistics;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, MetricEncoder};
@@ -295,6 +296,7 @@ impl Collector for Collected {
             )?;
         }
         to.uses(uses)?;
+        to.pods(uses, &self.pod)?;
         if let Some(Statistics { insert_failed, drop, early_drop }) = statistics {
             let of = [("insert_failed", insert_failed), ("drop", drop), ("early_drop", early_drop)];
             let of = of.map(|(reason, count)| (vec![("reason", reason.to_owned())], count));
@@ -360,6 +362,26 @@ impl Writer<'_, '_> {
         self.gauges("client_connections", help, &open.collect::<Vec<_>>())
     }
 
+    /// As Coil names them.
+    fn pods(&mut self, uses: &[ClientUse], own: &Pod) -> fmt::Result {
+        let of = |client: &ClientUse| {
+            let label = |address: &IpAddr| {
+                vec![
+                    ("namespace", client.namespace.clone()),
+                    ("pod", client.name.clone()),
+                    ("pod_ip", address.to_string()),
+                    ("interface", link_name(*address)),
+                    ("egress", own.egress.clone()),
+                    ("egress_namespace", own.namespace.clone()),
+                ]
+            };
+            client.addresses.iter().map(|address| (label(address), 1)).collect::<Vec<_>>()
+        };
+        let help = "Addresses of client pods and the links of their tunnels; at most 256 clients are shown";
+        let of_shown: Vec<_> = in_metrics(uses).iter().flat_map(|client| of(client)).collect();
+        self.gauges("client_pod_info", help, &of_shown)
+    }
+
     fn write(&mut self, name: &str, help: &str, kind: MetricType, values: &[(Labels, u64)]) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, &format!("{help}."), None, kind)?;
         let write = |encoder: MetricEncoder<'_>, value: u64| match kind {
@@ -388,7 +410,7 @@ mod tests {
             namespace: "shop".to_owned(),
             name: "web".to_owned(),
             node: "n1".to_owned(),
-            addresses: Vec::new(),
+            addresses: vec![[10, 1, 0, 5].into()],
             sent_packets: 1,
             sent_bytes: 100,
             received_packets: 2,
@@ -460,6 +482,7 @@ mod tests {
             "coil_egress_data_path_changes_total 3",
             "coil_egress_forwarded_bytes_total{direction=\"sent\"} 0",
             "coil_egress_client_bytes_total{client_namespace=\"shop\",client_pod=\"web\",direction=\"received\"} 200",
+            "coil_egress_client_pod_info{namespace=\"shop\",pod=\"web\",pod_ip=\"10.1.0.5\",interface=\"fou4_0a010005\",egress=\"e\",egress_namespace=\"n\"} 1",
             "coil_egress_client_connections{client_namespace=\"shop\",client_pod=\"web\"} 4",
             "coil_egress_conntrack_failures_total{reason=\"insert_failed\"} 0",
             "coil_egress_rejected_connections_total{namespace=\"n\",pod=\"p\",egress=\"e\",protocol=\"ipv4\"} 0",
