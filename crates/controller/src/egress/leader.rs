@@ -27,6 +27,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::watch;
 
+use super::causes::{self, Cause, Causes};
 use super::ranges::{self, Ranges};
 use super::reconcile::{Outcome, Reconciler};
 use super::source_addresses::{Decision, SourceAddresses};
@@ -45,7 +46,7 @@ const PAUSES: [u64; 5] = [1, 2, 5, 10, 20];
 
 const EVENT: ProblemEvent = ProblemEvent {
     resolved: "GatewaysDeployed",
-    resolved_note: "Deployment and Service are as the Egress says",
+    resolved_note: "Deployment and Service are as the Egress says, and no gateway is known to fail",
     action: "DeployGateways",
 };
 
@@ -73,8 +74,11 @@ pub(super) fn start(subsystem: &mut Subsystem, client: &Client, settings: &Setti
     let (cluster_ranges, changed_ranges) = ranges::start(subsystem, client);
     let (sources, [leases, pods, roles, role_bindings, blocks]) =
         SourceAddresses::start(subsystem, client, &settings.source_addresses);
+    let (causes, changed_causes) =
+        causes::start(subsystem, client.clone(), egresses.store.clone(), deployments.store.clone());
     let watches = [
         changed_ranges,
+        changed_causes,
         egresses.subscribe(),
         deployments.subscribe(),
         services.subscribe(),
@@ -106,6 +110,7 @@ pub(super) fn start(subsystem: &mut Subsystem, client: &Client, settings: &Setti
         writer,
         stores,
         ranges: cluster_ranges,
+        causes,
         sources,
         events,
         metrics: metrics.clone(),
@@ -136,6 +141,7 @@ struct Leader {
     writer: Arc<Writer>,
     stores: Stores,
     ranges: watch::Receiver<Ranges>,
+    causes: watch::Receiver<Causes>,
     sources: SourceAddresses,
     events: EventPublisher,
     metrics: Metrics,
@@ -193,15 +199,16 @@ impl Leader {
         let uids: Vec<String> = due.iter().filter_map(|egress| egress.uid()).collect();
         self.metrics.queue.waiting(now, uids.iter().map(String::as_str));
         let defaults = Defaults { image: self.image.clone(), port: self.settings.port };
-        let reconciler = Reconciler::new(
-            self.client.clone(),
-            Arc::clone(&self.writer),
-            self.stores.clone(),
+        let reconciler = Reconciler {
+            client: self.client.clone(),
+            writer: Arc::clone(&self.writer),
+            stores: self.stores.clone(),
             defaults,
             shared,
             ranges,
-            decisions,
-        );
+            sources: decisions,
+            causes: Arc::clone(&self.causes.borrow()),
+        };
         let outcomes: Vec<_> = stream::iter(due)
             .map(|egress| {
                 let (reconciler, queue) = (&reconciler, &self.metrics.queue);
@@ -236,7 +243,7 @@ impl Leader {
         egress.metadata.deletion_timestamp.is_none() && (!waits || decision.is_some_and(|it| !is_said(it)))
     }
 
-    fn remember(&mut self, egress: &Egress, Outcome { problem, is_done }: Outcome) {
+    fn remember(&mut self, egress: &Egress, Outcome { problem, cause, is_done }: Outcome) {
         let new = || Memory {
             events: ProblemEvents::new(self.events.clone(), reference(egress), EVENT),
             problem: None,
@@ -252,7 +259,8 @@ impl Leader {
         memory.problem.clone_from(&problem);
         let now = Instant::now();
         let problem = problem.map(|Finding { reason, message, .. }| (reason, message));
-        memory.events.update(problem.into_iter().chain(invalid_selectors(egress)), now);
+        let cause = cause.map(|Cause { reason, message }| (reason, message));
+        memory.events.update(problem.into_iter().chain(invalid_selectors(egress)).chain(cause), now);
         if is_done {
             (memory.failures, memory.retry) = (0, None);
             return;

@@ -5,10 +5,13 @@
 //! are compared with what was applied last: one that others change or delete is applied again, and nothing is sent while all is as
 //! it should be. An object of the same name that belongs to another owner stays as it is.
 //!
-//! It also asks gateways what they have to do, so that a scale-down takes those with the least: `costs`.
+//! It also asks gateways what they have to do, so that a scale-down takes those with the least: `costs`, and looks why gateways are not
+//! available: `causes`.
 
+mod causes;
 mod costs;
 mod leader;
+mod pods;
 mod ranges;
 mod reconcile;
 mod source_addresses;

@@ -21,6 +21,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
+use super::causes::{Cause, Causes};
 use super::leader::Stores;
 use super::ranges::Ranges;
 use super::source_addresses::Decision;
@@ -30,22 +31,26 @@ use super::write::{Failure, MANAGER, Writer};
 pub(super) struct Outcome {
     /// What keeps the gateways from being deployed.
     pub(super) problem: Option<Finding>,
+    /// Why gateways that are deployed are not available.
+    pub(super) cause: Option<Cause>,
     /// Whether everything is written, so that no retry is needed.
     pub(super) is_done: bool,
 }
 
 /// Reconciles Egresses.
 pub(super) struct Reconciler {
-    client: Client,
-    writer: Arc<Writer>,
-    stores: Stores,
-    defaults: Defaults,
+    pub(super) client: Client,
+    pub(super) writer: Arc<Writer>,
+    pub(super) stores: Stores,
+    pub(super) defaults: Defaults,
     /// What keeps the gateways of all Egresses from running.
-    shared: Option<Finding>,
+    pub(super) shared: Option<Finding>,
     /// Of the cluster, for the status.
-    ranges: Ranges,
+    pub(super) ranges: Ranges,
     /// Source addresses, by the UIDs of Egresses.
-    sources: BTreeMap<String, Decision>,
+    pub(super) sources: BTreeMap<String, Decision>,
+    /// Why gateways are not available.
+    pub(super) causes: Causes,
 }
 
 /// What an Egress has of each kind.
@@ -56,18 +61,6 @@ struct Live {
 }
 
 impl Reconciler {
-    pub(super) fn new(
-        client: Client,
-        writer: Arc<Writer>,
-        stores: Stores,
-        defaults: Defaults,
-        shared: Option<Finding>,
-        ranges: Ranges,
-        sources: BTreeMap<String, Decision>,
-    ) -> Self {
-        Self { client, writer, stores, defaults, shared, ranges, sources }
-    }
-
     pub(super) async fn reconcile(&self, egress: &Egress) -> Outcome {
         let (namespace, name) = (egress.namespace(), egress.name_any());
         let problem = match objects(egress, &self.defaults) {
@@ -78,7 +71,7 @@ impl Reconciler {
                     // What the status says may still be true.
                     Err((None, failure)) => {
                         tracing::warn!(namespace, egress = name, %failure, "cannot deploy gateways; retrying");
-                        return Outcome { problem: None, is_done: false };
+                        return Outcome { problem: None, cause: None, is_done: false };
                     }
                 }
             }
@@ -90,8 +83,9 @@ impl Reconciler {
         let decision = egress.metadata.uid.as_ref().and_then(|uid| self.sources.get(uid));
         let problem = problem.or_else(|| decision?.finding());
         let said = decision.map(Decision::status).unwrap_or_default();
-        let written = self.write_status(egress, problem.as_ref(), said).await;
-        Outcome { is_done: is_done && written, problem }
+        let cause = egress.metadata.uid.as_ref().and_then(|uid| self.causes.get(uid)).cloned();
+        let written = self.write_status(egress, problem.as_ref(), cause.as_ref(), said).await;
+        Outcome { is_done: is_done && written, cause, problem }
     }
 
     /// Applies the objects, unless one of their names is taken: then none.
@@ -170,11 +164,15 @@ impl Reconciler {
         &self,
         egress: &Egress,
         problem: Option<&Finding>,
+        cause: Option<&Cause>,
         said: Vec<EgressSourceAddress>,
     ) -> bool {
         let deployment = cached(egress, &self.stores.deployments);
         let deployment = deployment.as_deref().filter(|deployment| is_owner(egress, *deployment));
-        let finding = problem.cloned().unwrap_or_else(|| Finding::of(egress, deployment));
+        let finding = problem.cloned().unwrap_or_else(|| {
+            let finding = Finding::of(egress, deployment);
+            cause.map_or(finding.clone(), |cause| finding.because(cause.reason, &cause.message))
+        });
         let now = Time(jiff::Timestamp::now());
         let ranges = self.ranges.as_ref().map(|ranges| ranges.joined.as_slice());
         let Some(status) = status::due(egress, deployment, &finding, ranges, said, now) else {

@@ -32,8 +32,8 @@ fn serve(address: &str, connections: Arc<AtomicU64>) {
     });
 }
 
-/// The pods that the ReplicaSet of Egress `nat` has made.
-fn gateways(bed: &Bed, namespace: &str) -> Vec<String> {
+/// The two pods that the ReplicaSet of Egress `nat` has made.
+pub(crate) fn gateways(bed: &Bed, namespace: &str) -> Vec<String> {
     let made = || {
         let list =
             bed.get(&["pods", "--namespace", namespace, "--selector", "app.kubernetes.io/instance=nat"])?;
@@ -48,7 +48,16 @@ fn gateways(bed: &Bed, namespace: &str) -> Vec<String> {
 
 /// As kubelet would say of a pod.
 fn runs(bed: &Bed, namespace: &str, pod: &str, address: &str) {
-    let status = json!({ "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }] });
+    set_status(
+        bed,
+        namespace,
+        pod,
+        &json!({ "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }] }),
+    );
+}
+
+/// As kubelet would say of a pod.
+pub(crate) fn set_status(bed: &Bed, namespace: &str, pod: &str, status: &Value) {
     let patch = json!({ "status": status }).to_string();
     let arguments = [
         "patch",

@@ -4,6 +4,7 @@
 #![cfg(test)]
 
 mod bed;
+mod causes;
 mod command_line;
 mod costs;
 mod source_addresses;

@@ -9,23 +9,22 @@ use std::time::Duration;
 
 use fairlead_api::resources::Egress;
 use fairlead_cluster::writes::is_stale;
-use fairlead_egress::objects::{metrics_port, pod_labels};
+use fairlead_egress::objects::metrics_port;
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::{Patch, PatchParams};
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tokio::time::{MissedTickBehavior, interval};
 
 use self::order::{Gateway, changes, cost};
+use super::pods::{address, gateway_pods};
 
 /// How often gateways are asked.
 const INTERVAL: Duration = Duration::from_secs(30);
 /// Gateways that are asked at the same time.
 const CONCURRENCY: usize = 16;
-/// Pods of an Egress that are listed.
-const MAX_PODS: u32 = 1_000;
 /// Gateways that are asked beyond twice the replicas: those that are being replaced.
 const MORE: usize = 8;
 /// Egresses that are looked at at the same time: one with silent gateways does not hold up the others.
@@ -50,20 +49,15 @@ pub(super) async fn run(client: Client, egresses: Store<Egress>) -> std::convert
 async fn look(client: &Client, egress: &Egress) {
     let (namespace, name) = (egress.namespace().unwrap_or_default(), egress.name_any());
     let api = Api::<Pod>::namespaced(client.clone(), &namespace);
-    let labels: Vec<String> =
-        pod_labels(&name).into_iter().map(|(key, value)| format!("{key}={value}")).collect();
-    let parameters = ListParams::default().labels(&labels.join(",")).limit(MAX_PODS).match_any();
-    let pods = match api.list(&parameters).await {
-        Ok(pods) => pods.items,
+    let pods = match gateway_pods(client, egress).await {
+        Ok(pods) => pods,
         Err(error) => {
             return tracing::warn!(namespace, egress = name, %error, "cannot list gateway pods; their deletion costs stay");
         }
     };
     let most =
         usize::try_from(egress.spec.replicas).unwrap_or_default().saturating_mul(2).saturating_add(MORE);
-    // Every user who may create pods can give them these labels, so only pods of the Egress's ReplicaSet are asked.
-    let is_gateway = |pod: &Pod| is_running(pod) && is_of(pod, &name);
-    let pods: Vec<Pod> = pods.into_iter().filter(is_gateway).take(most).collect();
+    let pods: Vec<Pod> = pods.into_iter().filter(is_running).take(most).collect();
     let gateways: Vec<Gateway> = stream::iter(&pods).map(gateway).buffered(CONCURRENCY).collect().await;
     for (index, cost) in changes(&gateways) {
         let Some(pod) = pods.get(index) else { continue };
@@ -82,13 +76,6 @@ async fn look(client: &Client, egress: &Egress) {
     }
 }
 
-/// Whether a ReplicaSet of the Egress's Deployment made it.
-fn is_of(pod: &Pod, egress: &str) -> bool {
-    let owners = pod.metadata.owner_references.iter().flatten();
-    let mut sets = owners.filter(|owner| owner.kind == "ReplicaSet" && owner.controller == Some(true));
-    sets.any(|set| set.name.rsplit_once('-').is_some_and(|(deployment, _)| deployment == egress))
-}
-
 /// Whether it can be asked, and a scale-down could take it.
 fn is_running(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
@@ -97,8 +84,7 @@ fn is_running(pod: &Pod) -> bool {
 
 async fn gateway(pod: &Pod) -> Gateway {
     let present = pod.annotations().get(ANNOTATION).and_then(|cost| cost.parse().ok());
-    let address = pod.status.as_ref().and_then(|status| status.pod_ip.as_ref()?.parse().ok());
-    let load = match address {
+    let load = match address(pod) {
         Some(address) => ask::load(address, metrics_port(pod)).await,
         None => None,
     };

@@ -1,0 +1,243 @@
+//! Why gateways are not available: what Kubernetes says of their pods, and what they say of themselves. A Deployment says that it does not
+//! progress only after ten minutes, and not why.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fairlead_api::resources::Egress;
+use fairlead_cluster::subsystem::Subsystem;
+use fairlead_egress::objects::health_port;
+use fairlead_wire::http::Response;
+use futures::{StreamExt as _, stream};
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Client, ResourceExt as _};
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::pods::{address, ask, gateway_pods};
+
+/// How often gateways that are not available are looked at.
+const INTERVAL: Duration = Duration::from_secs(10);
+/// Egresses that are looked at at the same time.
+const EGRESSES: usize = 4;
+/// Pods of each that are.
+const PODS: usize = 4;
+/// Seconds for which a pod may just be starting.
+const STARTING: i64 = 20;
+/// Characters of a message.
+const MAX_MESSAGE: usize = 400;
+/// Reasons for which containers wait that do not fail.
+const NO_FAILURES: [&str; 2] = ["ContainerCreating", "PodInitializing"];
+
+/// Why a gateway is not available.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Cause {
+    /// One CamelCase word.
+    pub(super) reason: &'static str,
+    /// A sentence, with the pod.
+    pub(super) message: String,
+}
+
+/// By the UIDs of Egresses.
+pub(super) type Causes = Arc<BTreeMap<String, Cause>>;
+
+/// Starts the task, and returns what it finds, and a signal of changes.
+pub(super) fn start(
+    subsystem: &mut Subsystem,
+    client: Client,
+    egresses: Store<Egress>,
+    deployments: Store<Deployment>,
+) -> (watch::Receiver<Causes>, watch::Receiver<u64>) {
+    let (found, causes) = watch::channel(Causes::default());
+    // Nothing waits for the first look.
+    let (changed, signal) = watch::channel(1);
+    subsystem.spawn("causes", run(client, egresses, deployments, found, changed));
+    (causes, signal)
+}
+
+async fn run(
+    client: Client,
+    egresses: Store<Egress>,
+    deployments: Store<Deployment>,
+    found: watch::Sender<Causes>,
+    changed: watch::Sender<u64>,
+) -> Infallible {
+    let mut ticks = interval(INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let lacking = egresses.state().into_iter().filter(|egress| is_lacking(egress, &deployments));
+        let causes: BTreeMap<String, Cause> = stream::iter(lacking)
+            .map(|egress| {
+                let client = &client;
+                async move { Some((egress.uid()?, cause(client, &egress).await?)) }
+            })
+            .buffer_unordered(EGRESSES)
+            .filter_map(std::future::ready)
+            .collect()
+            .await;
+        if **found.borrow() != causes {
+            found.send_replace(Arc::new(causes));
+            changed.send_modify(|generation| *generation = generation.wrapping_add(1));
+        }
+    }
+}
+
+/// Whether it has fewer gateways than it wants.
+fn is_lacking(egress: &Egress, deployments: &Store<Deployment>) -> bool {
+    let of = ObjectRef::new(&egress.name_any()).within(&egress.namespace().unwrap_or_default());
+    let deployment = deployments.get(&of);
+    let status = deployment.as_ref().and_then(|deployment| deployment.status.as_ref());
+    let available = status.and_then(|status| status.available_replicas).unwrap_or_default();
+    egress.metadata.deletion_timestamp.is_none() && deployment.is_some() && available < egress.spec.replicas
+}
+
+async fn cause(client: &Client, egress: &Egress) -> Option<Cause> {
+    let pods = match gateway_pods(client, egress).await {
+        Ok(pods) => pods,
+        Err(error) => {
+            let (namespace, egress) = (egress.namespace(), egress.name_any());
+            tracing::debug!(namespace, egress, %error, "cannot list gateway pods");
+            return None;
+        }
+    };
+    let now = Timestamp::now();
+    let failing: Vec<&Pod> = pods.iter().filter(|pod| is_due(pod, now)).take(PODS).collect();
+    if let Some(cause) = failing.iter().find_map(|pod| of_pod(pod)) {
+        return Some(cause);
+    }
+    for pod in failing {
+        if let Some(address) = address(pod)
+            && let Some(answer) = ask(address, health_port(pod), "/readyz").await
+            && let Some(cause) = of_answer(pod, &answer)
+        {
+            return Some(cause);
+        }
+    }
+    None
+}
+
+/// Whether a pod should be ready by now, and is not.
+fn is_due(pod: &Pod, now: Timestamp) -> bool {
+    let made = pod.metadata.creation_timestamp.as_ref();
+    let is_old = made.is_some_and(|made| now.duration_since(made.0).as_secs() >= STARTING);
+    let is_ready = condition(pod, "Ready").is_some_and(|ready| ready.status == "True");
+    is_old && !is_ready && pod.metadata.deletion_timestamp.is_none()
+}
+
+fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
+    pod.status.as_ref()?.conditions.iter().flatten().find(|condition| condition.type_ == type_)
+}
+
+/// What the API server shows of a pod that cannot run.
+fn of_pod(pod: &Pod) -> Option<Cause> {
+    let status = pod.status.as_ref()?;
+    if let Some(scheduled) = condition(pod, "PodScheduled").filter(|scheduled| scheduled.status == "False") {
+        return Some(of(pod, "GatewayUnschedulable", scheduled.message.as_deref().unwrap_or_default()));
+    }
+    let (init, others) = (status.init_container_statuses.iter(), status.container_statuses.iter());
+    let text = init.chain(others).flatten().find_map(of_container)?;
+    Some(of(pod, "GatewayPodFails", &text))
+}
+
+fn of_container(status: &ContainerStatus) -> Option<String> {
+    let state = status.state.as_ref()?;
+    let (reason, message) = match (&state.waiting, &state.terminated) {
+        (Some(waiting), _) => {
+            (waiting.reason.clone().unwrap_or_default(), waiting.message.clone().unwrap_or_default())
+        }
+        (None, Some(ended)) if ended.exit_code != 0 => {
+            let reason = ended.reason.clone().unwrap_or_default();
+            (reason, ended.message.clone().unwrap_or_else(|| format!("exit code {}", ended.exit_code)))
+        }
+        _ => return None,
+    };
+    let is_failure = !reason.is_empty() && !NO_FAILURES.contains(&reason.as_str());
+    is_failure.then(|| format!("container {}: {reason}: {message}", status.name))
+}
+
+/// What a gateway that runs says at `/readyz`.
+fn of_answer(pod: &Pod, answer: &Response) -> Option<Cause> {
+    if answer.status == 200 {
+        return None;
+    }
+    let body = String::from_utf8_lossy(&answer.body);
+    let failed: Vec<&str> = body.lines().filter_map(|line| line.strip_prefix("[-]")).collect();
+    (!failed.is_empty()).then(|| of(pod, "GatewayNotReady", &failed.join("; ")))
+}
+
+fn of(pod: &Pod, reason: &'static str, text: &str) -> Cause {
+    let text: String = text.chars().filter(|it| !it.is_control()).take(MAX_MESSAGE).collect();
+    Cause { reason, message: format!("gateway {}: {text}", pod.name_any()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(status: Value) -> Pod {
+        let metadata = json!({ "name": "nat-a", "creationTimestamp": "2026-01-01T00:00:00Z" });
+        serde_json::from_value(json!({ "metadata": metadata, "status": status })).unwrap()
+    }
+
+    #[test]
+    fn what_keeps_a_pod_from_running_is_named() {
+        let waiting = |reason: &str| {
+            json!({ "containerStatuses": [
+                { "name": "sidecar", "image": "", "imageID": "", "ready": true, "restartCount": 0, "state": { "running": {} } },
+                { "name": "egress", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                  "state": { "waiting": { "reason": reason, "message": "Back-off\npulling image" } } },
+            ] })
+        };
+        let cause = of_pod(&pod(waiting("ImagePullBackOff"))).unwrap();
+        assert_eq!(cause.reason, "GatewayPodFails");
+        assert_eq!(cause.message, "gateway nat-a: container egress: ImagePullBackOff: Back-offpulling image");
+        assert_eq!(of_pod(&pod(waiting("ContainerCreating"))), None);
+        let unscheduled =
+            json!({ "conditions": [{ "type": "PodScheduled", "status": "False", "message": "0/3 nodes" }] });
+        let cause = of_pod(&pod(unscheduled)).unwrap();
+        assert_eq!(
+            (cause.reason, cause.message.as_str()),
+            ("GatewayUnschedulable", "gateway nat-a: 0/3 nodes")
+        );
+        let ended = json!({ "initContainerStatuses": [{ "name": "init", "image": "", "imageID": "", "ready": false, "restartCount": 1,
+            "state": { "terminated": { "exitCode": 2, "reason": "Error" } } }] });
+        assert_eq!(of_pod(&pod(ended)).unwrap().message, "gateway nat-a: container init: Error: exit code 2");
+        assert_eq!(of_pod(&Pod::default()), None);
+    }
+
+    #[test]
+    fn what_a_gateway_says_of_itself_is_a_cause_and_hostile_answers_are_short() {
+        let answer = |status, body: &str| Response { status, body: body.as_bytes().to_vec() };
+        let body = "[-]data path failed: DataPathRefused: no\n[+]caches ok\n[-]caches failed: waiting\nreadyz check failed\n";
+        let cause = of_answer(&pod(json!({})), &answer(503, body)).unwrap();
+        assert_eq!(cause.reason, "GatewayNotReady");
+        assert_eq!(
+            cause.message,
+            "gateway nat-a: data path failed: DataPathRefused: no; caches failed: waiting"
+        );
+        assert_eq!(of_answer(&pod(json!({})), &answer(200, body)), None);
+        assert_eq!(of_answer(&pod(json!({})), &answer(503, "<html>")), None);
+        let long = of_answer(&pod(json!({})), &answer(503, &format!("[-]{}", "x".repeat(5000)))).unwrap();
+        assert!(long.message.len() < 500);
+    }
+
+    #[test]
+    fn a_pod_that_is_ready_young_or_ending_is_not_looked_at() {
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        let ready = json!({ "conditions": [{ "type": "Ready", "status": "True" }] });
+        assert!(is_due(&pod(json!({})), at("2026-01-01T00:00:20Z")));
+        assert!(!is_due(&pod(json!({})), at("2026-01-01T00:00:19Z")));
+        assert!(!is_due(&pod(ready), at("2026-01-01T01:00:00Z")));
+        let mut ending = pod(json!({}));
+        ending.metadata.deletion_timestamp = ending.metadata.creation_timestamp.clone();
+        assert!(!is_due(&ending, at("2026-01-01T01:00:00Z")));
+    }
+}
