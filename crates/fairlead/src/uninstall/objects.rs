@@ -49,16 +49,17 @@ const LABELLED: [Kind; 13] = [
 ];
 const NAMESPACES: [&str; 3] = [SYSTEM_NAMESPACE, "default", RELAY_NAMESPACE];
 
+const MUTATING_WEBHOOKS: Kind =
+    Kind(ADMISSION, "v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", false);
+const VALIDATING_WEBHOOKS: Kind =
+    Kind(ADMISSION, "v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations", false);
+
 /// Objects with names of Coil.
-const NAMED: [(Kind, &str); 7] = [
-    (
-        Kind(ADMISSION, "v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", false),
-        "coilv2-mutating-ipam-webhook-configuration",
-    ),
-    (
-        Kind(ADMISSION, "v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations", false),
-        "coilv2-validating-ipam-webhook-configuration",
-    ),
+const NAMED: [(Kind, &str); 9] = [
+    (MUTATING_WEBHOOKS, "coilv2-mutating-ipam-webhook-configuration"),
+    (VALIDATING_WEBHOOKS, "coilv2-validating-ipam-webhook-configuration"),
+    (MUTATING_WEBHOOKS, "coilv2-mutating-egress-webhook-configuration"),
+    (VALIDATING_WEBHOOKS, "coilv2-validating-egress-webhook-configuration"),
     (Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", true), CONTROLLER_PROGRAM),
     (Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", true), EGRESS_CONTROLLER_PROGRAM),
     (Kind("coordination.k8s.io", "v1", "Lease", "leases", true), LEASE_IPAM),

@@ -253,9 +253,15 @@ fn no_address_may_be_in_two_pools() {
 #[test]
 fn coils_webhooks_are_removed() {
     let bed = bed();
-    for (kind, name) in [
-        ("MutatingWebhookConfiguration", "coilv2-mutating-ipam-webhook-configuration"),
-        ("ValidatingWebhookConfiguration", "coilv2-validating-ipam-webhook-configuration"),
+    for (kind, name, ours) in [
+        ("MutatingWebhookConfiguration", "coilv2-mutating-ipam-webhook-configuration", "policy"),
+        ("ValidatingWebhookConfiguration", "coilv2-validating-ipam-webhook-configuration", "policy"),
+        ("MutatingWebhookConfiguration", "coilv2-mutating-egress-webhook-configuration", "components/egress"),
+        (
+            "ValidatingWebhookConfiguration",
+            "coilv2-validating-egress-webhook-configuration",
+            "components/egress",
+        ),
     ] {
         // For resources of no other test.
         let coils = format!(
@@ -269,7 +275,7 @@ fn coils_webhooks_are_removed() {
         let called =
             || bed.plane.kubectl(&["get", kind, name, "-o", "jsonpath={.webhooks[*].name}"]).unwrap();
         assert_eq!(called(), "pool.kb.io");
-        let ours = checkout().join("deploy/policy/coil-webhooks.yaml");
+        let ours = checkout().join("deploy").join(ours).join("coil-webhooks.yaml");
         bed.plane.kubectl(&["apply", "-f", ours.to_str().unwrap()]).unwrap();
         assert_eq!(called(), "");
     }
