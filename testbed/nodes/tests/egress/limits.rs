@@ -13,7 +13,7 @@ use crate::BED;
 use crate::bed::outside::{addresses_of, serve};
 use crate::bed::{Pod, Room, network};
 use crate::outside::{connect, echoed, no_client_address_was_seen, outside, run};
-use crate::setup::clients;
+use crate::setup::{FLOATING, clients};
 
 /// Smallest MTU of a link that IPv6 allows.
 const NARROW: u32 = 1280;
@@ -134,6 +134,11 @@ fn a_machine_without_time_is_no_reason_to_leave_a_gateway() {
         .zip(&places)
         .map(|(pod, place)| (pod.name.as_str(), gateway_of(place).unwrap()))
         .collect();
+    let terms = || {
+        let path = "jsonpath={.items[*].spec.leaseTransitions}";
+        cluster.kubectl(&["-n", FLOATING, "get", "leases", "-o", path]).unwrap()
+    };
+    let held = terms();
     let load = Load::start();
     let (begun, mut asked) = (Instant::now(), 0u32);
     while begun.elapsed() < load_time() {
@@ -150,6 +155,7 @@ fn a_machine_without_time_is_no_reason_to_leave_a_gateway() {
         std::thread::sleep(Duration::from_millis(200));
     }
     drop(load);
+    assert_eq!(terms(), held, "source addresses were taken over");
     println!(
         "{asked} connections in {:.0?} without a free processor: each client kept its gateway",
         begun.elapsed()
