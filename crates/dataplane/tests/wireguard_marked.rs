@@ -4,6 +4,7 @@
 mod mesh_common;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::{DeviceConfig, PeerConfig, PrivateKey, PublicKey};
 use fairlead_dataplane::wireguard::{Error, MarkedDevice, Preference, Settings};
@@ -34,6 +35,16 @@ fn preferences() -> Vec<Preference> {
     kernel.into_iter().chain([Preference::Embedded, Preference::Auto]).collect()
 }
 
+/// Tries again: a child of the other test, between `fork` and `execve`, has the sockets of a device that was just dropped.
+fn configure(device: &mut MarkedDevice) {
+    let change = device.state().unwrap().change_to(&config());
+    let end = Instant::now() + Duration::from_secs(10);
+    while let Err(error) = device.change(&change) {
+        assert!(Instant::now() < end, "{error}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 #[test]
 fn a_device_is_adopted_by_its_alias_and_leaves_nothing() {
     for preference in preferences() {
@@ -41,15 +52,13 @@ fn a_device_is_adopted_by_its_alias_and_leaves_nothing() {
             let settings = settings(preference);
             let mut device = MarkedDevice::open(&settings, ALIAS).unwrap();
             let link = device.link();
-            let change = device.state().unwrap().change_to(&config());
-            device.change(&change).unwrap();
+            configure(&mut device);
             assert!(device.state().unwrap().change_to(&config()).is_empty());
             drop(device);
             assert!(run("ip -o link show dev marked0").contains(ALIAS), "it outlives its process");
             let mut device = MarkedDevice::open(&settings, ALIAS).unwrap();
             assert_eq!(device.link(), link);
-            let change = device.state().unwrap().change_to(&config());
-            device.change(&change).unwrap();
+            configure(&mut device);
             let keys: BTreeSet<PublicKey> = device.state().unwrap().peers.into_keys().collect();
             assert_eq!(keys, BTreeSet::from([PublicKey([9; 32])]));
             device.delete().unwrap();
