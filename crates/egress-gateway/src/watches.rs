@@ -211,8 +211,8 @@ impl Watches {
         let Some(egress) = egresses.iter().find(|egress| egress.name_any() == self.name.name) else {
             return Err(format!("EgressMissing: there is no Egress {}", self.name));
         };
-        let wanted = prefixes(&egress.spec.destinations, &egress.spec.excluded_destinations)
-            .map_err(|error| format!("InvalidDestination: {error}"))?;
+        let wanted =
+            prefixes(&egress.spec.destinations).map_err(|error| format!("InvalidDestination: {error}"))?;
         let namespaces = egress.spec.allowed_namespaces.clone().map(|names| names.into_iter().collect());
         let (nodes, blocks) = (self.nodes.store.state(), self.blocks.store.state());
         let mut facts = Facts { namespaces, ..Facts::default() };

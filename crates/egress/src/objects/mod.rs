@@ -92,7 +92,7 @@ pub fn objects(egress: &Egress, defaults: &Defaults) -> Result<Objects, ObjectsE
     if !is_service_name(name) {
         return Err(ObjectsError::InvalidName(name.to_owned()));
     }
-    destinations::prefixes(&egress.spec.destinations, &egress.spec.excluded_destinations)?;
+    destinations::prefixes(&egress.spec.destinations)?;
     let deployment = deployment::deployment(egress, defaults)?;
     let deployment_to_apply = carry::with_unknown_fields(&deployment, egress.spec.template.as_ref());
     Ok(Objects {
