@@ -5,6 +5,8 @@
 //! that look up the tables `main`, 117 or 118, and routes of protocol 30 in the latter two. Coil's rules have no protocol, and
 //! neither have ours. Everything else in the namespace belongs to other programs.
 //!
+//! A `throw` route leaves packets to a prefix inside of a destination to the rules after its table.
+//!
 //! Behind each route into a tunnel stands an `unreachable` route to the same destination: where the link is gone or down, the
 //! kernel refuses packets at once (`EHOSTUNREACH`), and none leaves by `eth0` with the pod's address.
 //!
@@ -13,7 +15,7 @@
 mod replies;
 mod steps;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use fairlead_address::{DualStack, IpFamily};
@@ -36,7 +38,7 @@ pub(crate) const RULE_PROTOCOL: u8 = 0;
 pub struct ClientRouting {
     /// Rules by priority.
     pub rules: Vec<ClientRule>,
-    /// Routes into tunnels.
+    /// Routes of egress.
     pub routes: Vec<ClientRoute>,
 }
 
@@ -51,15 +53,26 @@ pub struct ClientRule {
     pub table: u32,
 }
 
-/// A route of a client pod into a tunnel.
+/// Where the packets of a route of a client pod go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// Into the tunnel with a link of this name; while there is none, they are refused.
+    Link(String),
+    /// They are refused.
+    Refused,
+    /// Where the rules after the table say.
+    Excluded,
+}
+
+/// A route of a client pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientRoute {
     /// Its table: 117 or 118.
     pub table: u32,
     /// Destination, without host bits.
     pub destination: IpNet,
-    /// Name of the link.
-    pub link: String,
+    /// Where packets go.
+    pub target: Target,
     /// Connections that are opened from there to the pod are answered by the pod's uplink ([`Replies`]).
     pub originating_only: bool,
 }
@@ -185,19 +198,22 @@ pub fn differences(
     Ok(found)
 }
 
-/// The destinations of the routes of egress in a network namespace, each with its table.
+/// The destinations of the routes of egress in a network namespace, each with its table, and whether it is only excluded from one
+/// around it.
 ///
 /// # Errors
 /// Routes cannot be read.
-pub fn destinations(netns: &Netns) -> Result<BTreeSet<(u32, IpNet)>, Error> {
+pub fn destinations(netns: &Netns) -> Result<BTreeMap<(u32, IpNet), bool>, Error> {
     let unreadable = |source| Error::Read { netns: netns.path().to_owned(), source };
     let mut socket = RouteSocket::open_in(netns).map_err(unreadable)?;
-    let mut found = BTreeSet::new();
+    let mut found = BTreeMap::new();
     for family in IpFamily::BOTH.into_iter().filter(|family| *family == IpFamily::V4 || has_ipv6()) {
         for table in [TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE] {
             let routes = socket.routes_of(family, table).map_err(unreadable)?;
             let own = routes.iter().filter(|route| route.protocol == ROUTE_PROTOCOL);
-            found.extend(own.map(|route| (table, route.destination)));
+            for route in own {
+                *found.entry((table, route.destination)).or_insert(true) &= route.kind == RouteKind::THROW;
+            }
         }
     }
     Ok(found)

@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use fairlead_address::DualStack;
-use fairlead_dataplane::egress_client::{ClientRoute, ClientRouting, ClientRule, Error, Step, sync};
+use fairlead_dataplane::egress_client::{ClientRoute, ClientRouting, ClientRule, Error, Step, Target, sync};
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::RouteSocket;
 use ipnet::IpNet;
@@ -143,7 +143,7 @@ fn family(rules: &[(u32, &str, u32)], routes: &[(u32, &str, &str)]) -> ClientRou
     let route = |(table, destination, link): &(u32, &str, &str)| ClientRoute {
         table: *table,
         destination: prefix(destination),
-        link: (*link).to_owned(),
+        target: Target::Link((*link).to_owned()),
         originating_only: false,
     };
     ClientRouting { rules: rules.iter().map(rule).collect(), routes: routes.iter().map(route).collect() }
@@ -268,19 +268,23 @@ fn the_change_of_one_destination_touches_only_its_routes() {
     for (family, destination, link, other) in
         [(0, "9.9.0.0/16", INTERNET[0], DOMESTIC[0]), (1, "2001:db8:9::/48", INTERNET[1], DOMESTIC[1])]
     {
-        let with = |link: &str| {
+        let with = |target: Target| {
             let mut desired = article();
             let of_family = if family == 0 { desired.ipv4.as_mut() } else { desired.ipv6.as_mut() };
             let route = ClientRoute {
                 table: 118,
                 destination: destination.parse().unwrap(),
-                link: link.to_owned(),
+                target,
                 originating_only: false,
             };
             of_family.unwrap().routes.push(route);
             desired
         };
-        for (desired, changes) in [(with(link), 2), (with(other), 1), (article(), 2)] {
+        let [to_one, to_other] = [link, other].map(|link| with(Target::Link(link.to_owned())));
+        let excluded = || with(Target::Excluded);
+        for (desired, changes) in
+            [(to_one, 2), (to_other, 1), (article(), 2), (excluded(), 1), (excluded(), 0), (article(), 1)]
+        {
             assert_eq!(pod.sync(&desired).len(), changes);
             let reported = monitor.reported();
             assert_eq!(reported.len(), changes, "{reported:?}");
@@ -340,7 +344,7 @@ fn failures_name_the_namespace_what_was_refused_and_what_to_do() {
     foreign.ipv6.as_mut().unwrap().routes[0].table = 254;
     let error = sync(&pod.netns, &foreign, &links).unwrap_err().to_string();
     assert!(
-        error.contains("route fd10::/64 into \"fou6_2b9c56e7\" in table 254 is none of egress"),
+        error.contains("route fd10::/64 to Link(\"fou6_2b9c56e7\") in table 254 is none of egress"),
         "{error}"
     );
     pod.has_what_the_article_prints();

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd};
 
 use fairlead_address::DualStack;
-use fairlead_dataplane::egress_client::{self, ClientRoute, ClientRouting, ClientRule};
+use fairlead_dataplane::egress_client::{self, ClientRoute, ClientRouting, ClientRule, Target};
 use fairlead_dataplane::pods::{self, PodSpec};
 use fairlead_dataplane::routes::{
     LOOPBACK_INDEX, ensure_rules, mesh_rules, pod_rules, sync_blocks, sync_export,
@@ -62,7 +62,7 @@ fn egress_is_sent_once(pod: &Namespace) {
         routes: vec![ClientRoute {
             table: 118,
             destination: everything,
-            link: "lo".to_owned(),
+            target: Target::Link("lo".to_owned()),
             originating_only: false,
         }],
     };

@@ -74,13 +74,13 @@ const NEVER: [&str; 8] = [
 ];
 
 /// Prefixes that clients may (`true`) and may not (`false`) send to, where the longest decides: the destinations of the Egress
-/// without what is inside of the cluster. Prefixes that change nothing are left out.
+/// without what it excludes and what is inside of the cluster. Prefixes that change nothing are left out.
 pub fn destinations(
     wanted: impl IntoIterator<Item = IpNet>,
-    cluster: impl IntoIterator<Item = IpNet>,
+    excluded: impl IntoIterator<Item = IpNet>,
 ) -> BTreeMap<IpNet, bool> {
     let never = NEVER.iter().filter_map(|text| text.parse().ok());
-    let forbidden: PrefixSet = cluster.into_iter().map(|prefix| prefix.trunc()).chain(never).collect();
+    let forbidden: PrefixSet = excluded.into_iter().map(|prefix| prefix.trunc()).chain(never).collect();
     // Neighbouring prefixes have become one, so a prefix inside of what is forbidden is inside of one of these.
     let forbidden: Vec<IpNet> =
         IpFamily::BOTH.into_iter().flat_map(|family| forbidden.family(family).prefixes()).collect();

@@ -12,7 +12,7 @@ use fairlead_cluster::caches::{self, Cache, Refusal};
 use fairlead_cluster::lean;
 use fairlead_cluster::subsystem::{Readiness, Subsystem};
 use fairlead_egress::EgressName;
-use fairlead_egress::destinations::prefixes;
+use fairlead_egress::destinations::Destinations;
 use fairlead_egress::sources;
 use futures::future::select_all;
 use ipnet::IpNet;
@@ -211,8 +211,9 @@ impl Watches {
         let Some(egress) = egresses.iter().find(|egress| egress.name_any() == self.name.name) else {
             return Err(format!("EgressMissing: there is no Egress {}", self.name));
         };
-        let wanted =
-            prefixes(&egress.spec.destinations).map_err(|error| format!("InvalidDestination: {error}"))?;
+        let Destinations { prefixes: wanted, excluded } =
+            Destinations::parse(&egress.spec.destinations, &egress.spec.excluded_destinations)
+                .map_err(|error| format!("InvalidDestination: {error}"))?;
         let namespaces = egress.spec.allowed_namespaces.clone().map(|names| names.into_iter().collect());
         let (nodes, blocks) = (self.nodes.store.state(), self.blocks.store.state());
         let mut facts = Facts { namespaces, ..Facts::default() };
@@ -233,7 +234,7 @@ impl Watches {
         cluster.extend(self.services.store.state().iter().flat_map(|range| range.others.clone()));
         let (options, invalid) = Options::read(&egress.spec);
         let slots = sources::permitted(&egress.spec, egress.status.as_ref());
-        let destinations = facts::destinations(wanted, cluster);
+        let destinations = facts::destinations(wanted, cluster.into_iter().chain(excluded));
         Ok(Cluster { facts, destinations, options, invalid, slots })
     }
 

@@ -5,28 +5,58 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// An entry of `spec.destinations` that is no prefix.
+/// An entry of `spec.destinations` or `spec.excludedDestinations` that is no prefix.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("spec.destinations[{index}]: {entry:?} is no prefix in CIDR notation, such as {example}")]
+#[error("{field}[{index}]: {entry:?} is no prefix in CIDR notation, such as {example}")]
 pub struct InvalidDestination {
+    /// The list.
+    field: &'static str,
     /// Position in the list, from zero.
     pub index: usize,
     /// The entry.
     pub entry: String,
-    /// What could have been meant.
+    /// What could be meant.
     example: String,
 }
 
-/// The prefixes of `spec.destinations`, each once, with host bits masked.
-///
-/// # Errors
-/// The first entry that is no prefix. A single address without a length is none, as in Coil.
-pub fn prefixes(destinations: &[String]) -> Result<BTreeSet<IpNet>, InvalidDestination> {
+/// Where an Egress leads: an address is a destination if one of the prefixes has it and none of the excluded ones.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Destinations {
+    /// `spec.destinations`, each once, with host bits masked.
+    pub prefixes: BTreeSet<IpNet>,
+    /// `spec.excludedDestinations`, likewise.
+    pub excluded: BTreeSet<IpNet>,
+}
+
+impl Destinations {
+    /// Reads both lists of an Egress.
+    ///
+    /// # Errors
+    /// The first entry that is no prefix. A single address without a length is none, as in Coil.
+    pub fn parse(destinations: &[String], excluded: &[String]) -> Result<Self, InvalidDestination> {
+        Ok(Self {
+            prefixes: prefixes("spec.destinations", destinations)?,
+            excluded: prefixes("spec.excludedDestinations", excluded)?,
+        })
+    }
+
+    /// Whether all of a prefix is excluded.
+    pub fn excludes(&self, prefix: &IpNet) -> bool {
+        self.excluded.iter().any(|excluded| excluded.contains(prefix))
+    }
+
+    /// The prefixes of `spec.destinations` that are not wholly excluded.
+    pub fn used(&self) -> impl Iterator<Item = IpNet> {
+        self.prefixes.iter().copied().filter(|prefix| !self.excludes(prefix))
+    }
+}
+
+fn prefixes(field: &'static str, entries: &[String]) -> Result<BTreeSet<IpNet>, InvalidDestination> {
     let prefix = |(index, entry): (usize, &String)| match entry.parse::<IpNet>() {
         Ok(prefix) => Ok(prefix.trunc()),
-        Err(_) => Err(InvalidDestination { index, entry: entry.clone(), example: example(entry) }),
+        Err(_) => Err(InvalidDestination { field, index, entry: entry.clone(), example: example(entry) }),
     };
-    destinations.iter().enumerate().map(prefix).collect()
+    entries.iter().enumerate().map(prefix).collect()
 }
 
 fn example(entry: &str) -> String {
@@ -42,8 +72,8 @@ mod tests {
 
     fn parse(entries: &[&str]) -> Result<Vec<String>, String> {
         let entries: Vec<String> = entries.iter().map(|entry| (*entry).to_owned()).collect();
-        let prefixes = prefixes(&entries).map_err(|error| error.to_string())?;
-        Ok(prefixes.iter().map(IpNet::to_string).collect())
+        let destinations = Destinations::parse(&entries, &[]).map_err(|error| error.to_string())?;
+        Ok(destinations.used().map(|prefix| prefix.to_string()).collect())
     }
 
     #[test]
@@ -68,10 +98,22 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_destination_inside_of_an_excluded_prefix_is_not_used() {
+        let texts = |all: &[&str]| all.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        let all = texts(&["10.0.0.0/8", "10.1.2.0/24", "192.0.2.0/24", "::/0"]);
+        let destinations = Destinations::parse(&all, &texts(&["10.1.7.7/16", "192.0.2.0/24"])).unwrap();
+        assert_eq!(destinations.used().map(|it| it.to_string()).collect::<Vec<_>>(), ["10.0.0.0/8", "::/0"]);
+        let error = Destinations::parse(&all, &texts(&["::/1", "9.9.9.9"])).unwrap_err();
+        let words =
+            "spec.excludedDestinations[1]: \"9.9.9.9\" is no prefix in CIDR notation, such as 9.9.9.9/32";
+        assert_eq!(error.to_string(), words);
+    }
+
     proptest! {
         #[test]
         fn hostile_entries_never_panic_and_prefixes_have_no_host_bits(entries in prop::collection::vec("[0-9a-f.:/]{0,45}|.{0,20}", 0..5)) {
-            if let Ok(prefixes) = prefixes(&entries) {
+            if let Ok(Destinations { prefixes, .. }) = Destinations::parse(&entries, &[]) {
                 prop_assert!(prefixes.len() <= entries.len());
                 prop_assert!(prefixes.iter().all(|prefix| prefix.trunc() == *prefix));
             }
@@ -80,8 +122,10 @@ mod tests {
         #[test]
         fn what_is_written_is_read(bits in any::<u128>(), length in 0..=128_u8) {
             let prefix = IpNet::new(std::net::Ipv6Addr::from_bits(bits).into(), length).unwrap();
-            let read = prefixes(&[prefix.to_string()]).unwrap();
-            prop_assert_eq!(read, BTreeSet::from([prefix.trunc()]));
+            let written = [prefix.to_string()];
+            let read = Destinations::parse(&written, &written).unwrap();
+            let all = BTreeSet::from([prefix.trunc()]);
+            prop_assert_eq!(read, Destinations { prefixes: all.clone(), excluded: all });
         }
     }
 }

@@ -3,8 +3,9 @@
 
 use std::path::Path;
 
+use fairlead_egress::destinations::Destinations;
 use fairlead_egress::options::Target;
-use fairlead_egress::{annotation, destinations, lookup, registration};
+use fairlead_egress::{annotation, lookup, registration};
 
 /// The kept inputs of a target with their names, in order.
 fn kept(target: &str) -> Vec<(String, String)> {
@@ -38,7 +39,7 @@ fn kept_annotations_never_panic_and_some_are_good() {
 fn kept_destinations_never_panic_and_some_are_good() {
     let results = kept("egress_destinations").into_iter().map(|(name, text)| {
         let entries: Vec<String> = text.split('\n').map(str::to_owned).collect();
-        (name, destinations::prefixes(&entries).map(|prefixes| prefixes.len()).ok())
+        (name, Destinations::parse(&entries, &[]).map(|it| it.prefixes.len()).ok())
     });
     let expected = [
         ("address_without_length", None),

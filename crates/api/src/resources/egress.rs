@@ -50,6 +50,11 @@ pub struct EgressSpec {
     #[schemars(length(min = 1, max = 1000), inner(length(max = CIDR_LENGTH)))]
     #[x_kube(validation = cidrs())]
     pub destinations: Vec<String>,
+    /// Prefixes in CIDR notation inside of the destinations that client pods reach as if there were no Egress.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), inner(length(max = CIDR_LENGTH)))]
+    #[x_kube(validation = cidrs())]
+    pub excluded_destinations: Vec<String>,
     /// How many gateway pods run.
     #[serde(default = "default_replicas")]
     #[schemars(range(min = 1))]

@@ -3,8 +3,10 @@
 //!
 //! Missing items are added in the order in which the kernel looks them up, and stale ones are deleted in the reverse order
 //! afterwards. So a packet that falls through a deleted item only meets desired ones, and no packet to a destination that was
-//! kept from `eth0` leaves by it in between.
+//! kept from `eth0` leaves by it in between. Of a table, longer routes are added first and deleted last, so that a packet takes the way
+//! that it had until it takes the one that it is to have.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use fairlead_address::IpFamily;
@@ -17,7 +19,7 @@ use fairlead_netlink::route::{
     Route, RouteKind, Rule, Scope, TABLE_MAIN, add_route, add_rule, delete_route, delete_rule, replace_route,
 };
 
-use super::{ClientRoute, ClientRouting, ClientRule, RULE_PROTOCOL};
+use super::{ClientRoute, ClientRouting, ClientRule, RULE_PROTOCOL, Target};
 use crate::routes::unreachable;
 
 /// The rules of one family, and its routes of the tables 117 and 118, in the kernel's order.
@@ -77,9 +79,11 @@ pub fn steps(desired: Option<&ClientRouting>, links: &BTreeMap<String, u32>, pre
         compare_routes(&[], &present.routes, &mut steps);
         compare_rules(&[], &present.rules, &mut steps);
     }
+    let desired = desired.map(|desired| desired.rules.iter().map(kernel_rule).collect()).unwrap_or_default();
+    let position = |step: &Step| step.position([&present.rules, &desired]);
     // Both sorts are stable: an unreachable route is added before the one into a link and deleted after it.
-    steps.set.sort_by_key(Step::position);
-    steps.delete.sort_by_key(Step::position);
+    steps.set.sort_by_key(position);
+    steps.delete.sort_by_key(position);
     steps.delete.reverse();
     steps
 }
@@ -92,7 +96,7 @@ pub(super) fn foreign(family: IpFamily, desired: &ClientRouting) -> Option<Strin
         |route: &ClientRoute| IpFamily::of(route.destination.addr()) == family && is_own_table(route.table);
     let routes = desired.routes.iter().filter(|route| !is_own(route));
     let route =
-        |it: &ClientRoute| format!("route {} into {:?} in table {}", it.destination, it.link, it.table);
+        |it: &ClientRoute| format!("route {} to {:?} in table {}", it.destination, it.target, it.table);
     rules.map(|rule| rule.to_string()).chain(routes.map(route)).next()
 }
 
@@ -102,16 +106,23 @@ fn kernel_rule(rule: &ClientRule) -> Rule {
     Rule { destination, ..Rule::lookup(family, rule.priority, rule.table, RULE_PROTOCOL) }
 }
 
-/// The unreachable route, and the one into the link if there is one.
+/// The unreachable route, and the one into the link if there is one; of an excluded prefix only that which says so.
 fn kernel_routes(route: &ClientRoute, links: &BTreeMap<String, u32>) -> Vec<Route> {
-    let ClientRoute { table, destination, link, .. } = route;
+    let ClientRoute { table, destination, target, .. } = route;
     let refusing = unreachable(*table, ROUTE_PROTOCOL, *destination);
+    if *target == Target::Excluded {
+        return vec![Route { kind: RouteKind::THROW, ..refusing }.canonical()];
+    }
+    let link = match target {
+        Target::Link(name) => links.get(name),
+        Target::Refused | Target::Excluded => None,
+    };
     // As Coil makes it; without a gateway the kernel would take another scope as well.
     let into = |link: &u32| Route {
         scope: Scope::UNIVERSE,
         ..Route::onto(*table, ROUTE_PROTOCOL, *destination, *link)
     };
-    let all = [Some(refusing), links.get(link).map(into)];
+    let all = [Some(refusing), link.map(into)];
     all.into_iter().flatten().map(|route| route.canonical()).collect()
 }
 
@@ -186,16 +197,29 @@ fn is_own_rule(rule: &Rule) -> bool {
         && *rule == plain
 }
 
+/// Whether it leaves packets of the first table to the routes of the second one: none of the rules between both has all of them.
+fn passes_on(route: &Route, rules: [&Vec<Rule>; 2]) -> bool {
+    let keeps = |rule: &&Rule| {
+        let is_between = (RULE_PRIORITY_EGRESS_PRIVATE..RULE_PRIORITY_EGRESS_WIDE).contains(&rule.priority);
+        is_between && rule.destination.is_some_and(|kept| kept.contains(&route.destination))
+    };
+    route.kind == RouteKind::THROW && !rules.into_iter().flatten().any(|rule| keeps(&rule))
+}
+
 impl Step {
-    /// Where the kernel meets the item: at which priority, and whether it is the rule, or a route that the rule looks up.
-    fn position(&self) -> (u32, bool) {
+    /// Where the kernel meets the item: at which priority, and whether it is the rule, or a route that the rule looks up; of routes, the longest
+    /// first. Last comes what lets packets pass from one table to the next one, which has to be complete.
+    fn position(&self, rules: [&Vec<Rule>; 2]) -> (u32, bool, Reverse<u8>) {
         match self {
-            Self::AddRule(rule) | Self::DeleteRule(rule) => (rule.priority, true),
-            Self::AddRoute(route) | Self::DeleteRoute(route) | Self::ReplaceRoute(route) => match route.table
-            {
-                TABLE_EGRESS_NARROW => (RULE_PRIORITY_EGRESS_NARROW, false),
-                _ => (RULE_PRIORITY_EGRESS_WIDE, false),
-            },
+            Self::AddRule(rule) | Self::DeleteRule(rule) => (rule.priority, true, Reverse(0)),
+            Self::AddRoute(route) | Self::DeleteRoute(route) | Self::ReplaceRoute(route) => {
+                let priority = match route.table {
+                    TABLE_EGRESS_NARROW if passes_on(route, rules) => u32::MAX,
+                    TABLE_EGRESS_NARROW => RULE_PRIORITY_EGRESS_NARROW,
+                    _ => RULE_PRIORITY_EGRESS_WIDE,
+                };
+                (priority, false, Reverse(route.destination.prefix_len()))
+            }
         }
     }
 

@@ -11,24 +11,30 @@
 //! | 2003–2099 | other ranges of the cluster, which Coil does not know | `main` |
 //! | 2100 | all | 118: all other destinations of Egresses |
 //!
+//! An address has the longest destination with it whose Egress does not exclude it (`spec.excludedDestinations`). Where no Egress
+//! has an excluded prefix, a `throw` route leaves its packets to the rules after the table.
+//!
 //! [`routing`] computes them; where it fails, the pod must not start, as its packets would leave by `eth0`.
 
 mod link;
 mod problem;
 mod replies;
+mod routes;
 mod rules;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
 use fairlead_address::{DualStack, DualStackAddrs, IpFamily, PrefixSet};
-use fairlead_api::names::ROUTE_PROTOCOL;
+use fairlead_api::names::{FOU_PORT, ROUTE_PROTOCOL};
 use ipnet::IpNet;
 
 use crate::EgressName;
+use crate::destinations::Destinations;
+use routes::{Claim, Claims};
 
 pub use link::{Link, SourcePort, link_name};
 pub use problem::{Problem, Problems};
@@ -51,11 +57,20 @@ pub struct Gateways {
     pub cluster_ips: DualStackAddrs,
     /// UDP port of the Service.
     pub port: u16,
-    /// Prefixes that are reached through the gateways, without host bits.
-    pub destinations: BTreeSet<IpNet>,
+    /// What is reached through the gateways.
+    pub destinations: Destinations,
     /// UDP source port of what the pod sends.
     pub source_port: SourcePort,
     /// Only connections that the pod opens go through them: replies to others leave by `eth0`.
+    pub originating_only: bool,
+}
+
+/// Destinations of an Egress whose gateways cannot be used: packets to them are refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unusable {
+    /// What is refused.
+    pub destinations: Destinations,
+    /// Only connections that the pod opens are refused.
     pub originating_only: bool,
 }
 
@@ -70,33 +85,46 @@ pub struct Routing {
     pub routes: Vec<Route>,
 }
 
-/// A route into a link, of protocol [`ROUTE_PROTOCOL`].
+/// Where the packets of a route go.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Target {
+    /// Into the link of this name.
+    Link(String),
+    /// Nowhere: the Egress that has the destination cannot be used.
+    Refused,
+    /// Where the rules after the table say: the prefix is excluded from a destination around it.
+    Excluded,
+}
+
+/// A route of protocol [`ROUTE_PROTOCOL`].
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Route {
     /// Routing table.
     pub table: u32,
     /// Destination, without host bits.
     pub destination: IpNet,
-    /// Name of the link.
-    pub link: String,
+    /// Where packets go.
+    pub target: Target,
     /// Replies to connections that were opened from there do not take it.
     pub originating_only: bool,
 }
 
-/// What a pod has of each address family that it has an address of. `in_cluster` is what it reaches by `eth0` although it may
-/// lie in a destination: Service CIDRs, nodes, pod CIDRs and pools.
+/// What a pod has of each address family that it has an address of. Of a prefix that is a destination of an Egress of `egresses` and of one
+/// of `unusable`, the former has it. `in_cluster` is what the pod reaches by `eth0` although it may lie in a destination: Service CIDRs,
+/// nodes, pod CIDRs and pools.
 ///
 /// # Errors
 /// All problems. With any of them packets would go where they must not, or nowhere.
 pub fn routing(
     pod: &ClientPod,
     egresses: &BTreeMap<EgressName, Gateways>,
+    unusable: &[Unusable],
     in_cluster: &PrefixSet,
 ) -> Result<DualStack<Routing, Routing>, Problems> {
     let mut problems = without_destination(pod, egresses);
     let plan = |address: IpAddr| {
         let mut planner = Planner { family: IpFamily::of(address), problems: Vec::new() };
-        let routing = planner.routing(address, pod.mtu, egresses, in_cluster);
+        let routing = planner.routing(address, pod.mtu, egresses, unusable, in_cluster);
         (routing, planner.problems)
     };
     let planned = pod.addresses.map(|address| plan(address.into()), |address| plan(address.into()));
@@ -106,13 +134,43 @@ pub fn routing(
     Ok(DualStack { ipv4, ipv6 })
 }
 
+/// What keeps all pods from using an Egress, whatever their own addresses are and whichever others they use: a destination contains the
+/// address of its own Service, or the cluster has more ranges than there are rules for them.
+pub fn problem_of_all_pods(
+    egress: &EgressName,
+    destinations: &Destinations,
+    cluster_ips: DualStackAddrs,
+    in_cluster: &PrefixSet,
+) -> Option<Problem> {
+    let gateways = Gateways {
+        cluster_ips,
+        port: FOU_PORT,
+        destinations: destinations.clone(),
+        source_port: SourcePort::Fixed,
+        originating_only: false,
+    };
+    let has_family = |family: IpFamily| {
+        cluster_ips.iter().any(|address| IpFamily::of(address) == family)
+            && destinations.used().any(|prefix| IpFamily::of(prefix.addr()) == family)
+    };
+    let families = IpFamily::BOTH.into_iter().filter(|family| has_family(*family));
+    // Which addresses the pod has does not matter, nor which MTU, as long as a tunnel fits.
+    let addresses = families.map(|family| family.address(1)).collect();
+    let pod = ClientPod { addresses, mtu: u32::from(u16::MAX) };
+    let egresses = BTreeMap::from([(egress.clone(), gateways)]);
+    let problems = routing(&pod, &egresses, &[], in_cluster).err()?;
+    let is_of_all =
+        |it: &&Problem| matches!(it, Problem::SwallowsTunnel { .. } | Problem::TooManyRanges { .. });
+    problems.iter().find(is_of_all).cloned()
+}
+
 /// Egresses that a pod asks for in vain.
 fn without_destination(pod: &ClientPod, egresses: &BTreeMap<EgressName, Gateways>) -> Vec<Problem> {
-    let has_family = |prefix: &IpNet| {
+    let has_family = |prefix: IpNet| {
         let mut families = pod.addresses.iter().map(IpFamily::of);
         families.any(|family| family == IpFamily::of(prefix.addr()))
     };
-    let in_vain = egresses.iter().filter(|(_, gateways)| !gateways.destinations.iter().any(has_family));
+    let in_vain = egresses.iter().filter(|(_, gateways)| !gateways.destinations.used().any(has_family));
     in_vain.map(|(egress, _)| Problem::NoDestination { egress: egress.clone() }).collect()
 }
 
@@ -128,34 +186,30 @@ impl Planner {
         local: IpAddr,
         mtu: u32,
         egresses: &BTreeMap<EgressName, Gateways>,
+        unusable: &[Unusable],
         in_cluster: &PrefixSet,
     ) -> Routing {
         let family = self.family;
-        let rules = rules::rules(family, in_cluster);
         let mut links: BTreeMap<String, (&EgressName, Link)> = BTreeMap::new();
-        let mut routes: BTreeMap<IpNet, (&EgressName, Route)> = BTreeMap::new();
+        let mut claims = Claims::default();
         for (egress, gateways) in egresses {
             let Some(link) = self.link(egress, gateways, local, mtu) else { continue };
-            for destination in self.destinations(gateways) {
-                let route = Route {
-                    table: table_of(destination),
-                    destination,
-                    link: link.name.clone(),
-                    originating_only: gateways.originating_only,
-                };
-                if let Some((other, _)) = routes.insert(destination, (egress, route)) {
-                    let egresses = [other.clone(), egress.clone()];
-                    self.problems.push(Problem::SamePrefix { prefix: destination, egresses });
-                }
-            }
+            let claim = Claim {
+                egress: Some(egress),
+                target: Target::Link(link.name.clone()),
+                destinations: &gateways.destinations,
+                originating_only: gateways.originating_only,
+            };
+            claims.add(family, claim);
             let name = link.name.clone();
             if let Some((other, _)) = links.insert(name.clone(), (egress, link)) {
                 self.problems.push(Problem::SameLink { name, egresses: [other.clone(), egress.clone()] });
             }
         }
-        let rules = match rules {
+        self.problems.extend(claims.same_prefix());
+        let rules = match rules::rules(family, in_cluster) {
             Ok(rules) => {
-                self.check_tunnels(&rules, &links, &routes);
+                self.check_tunnels(&rules, &links, &claims);
                 rules
             }
             Err(ranges) => {
@@ -163,15 +217,18 @@ impl Planner {
                 Vec::new()
             }
         };
-        let mut routes: Vec<Route> = routes.into_values().map(|(_, route)| route).collect();
-        routes.sort();
-        Routing { rules, links: links.into_values().map(|(_, link)| link).collect(), routes }
+        for Unusable { destinations, originating_only } in unusable {
+            let originating_only = *originating_only;
+            claims
+                .add(family, Claim { egress: None, target: Target::Refused, destinations, originating_only });
+        }
+        Routing { rules, links: links.into_values().map(|(_, link)| link).collect(), routes: claims.routes() }
     }
 
     /// The link to the gateways; `None` if they have no destination of this family, or a problem.
     fn link(&mut self, egress: &EgressName, gateways: &Gateways, local: IpAddr, mtu: u32) -> Option<Link> {
         let family = self.family;
-        self.destinations(gateways).next()?;
+        gateways.destinations.used().find(|prefix| IpFamily::of(prefix.addr()) == family)?;
         let remote = gateways.cluster_ips.iter().find(|address| IpFamily::of(*address) == family);
         let Some(remote) = remote else {
             self.problems.push(Problem::NoServiceAddress { egress: egress.clone(), family });
@@ -189,25 +246,19 @@ impl Planner {
         }
     }
 
-    fn destinations<'a>(&self, gateways: &'a Gateways) -> impl Iterator<Item = IpNet> + use<'a> {
-        let family = self.family;
-        gateways.destinations.iter().copied().filter(move |prefix| IpFamily::of(prefix.addr()) == family)
-    }
-
     /// The outer packets of every tunnel must leave by `eth0`.
     fn check_tunnels(
         &mut self,
         rules: &[Rule],
         links: &BTreeMap<String, (&EgressName, Link)>,
-        routes: &BTreeMap<IpNet, (&EgressName, Route)>,
+        claims: &Claims<'_>,
     ) {
         for (of, link) in links.values() {
-            for (egress, route) in routes.values() {
-                let swallows = route.destination.contains(&link.remote);
-                if swallows && !rules::is_kept(rules, link.remote, route.table) {
+            for (table, prefix, egress) in claims.with(link.remote) {
+                if !rules::is_kept(rules, link.remote, table) {
                     self.problems.push(Problem::SwallowsTunnel {
-                        prefix: route.destination,
-                        egress: (*egress).clone(),
+                        prefix,
+                        egress: egress.clone(),
                         cluster_ip: link.remote,
                         of: (*of).clone(),
                     });
@@ -218,8 +269,8 @@ impl Planner {
 }
 
 impl Routing {
-    /// The route into a link that the kernel takes for a packet to this address; `None` if the packet is left to the table
-    /// `main`.
+    /// The route into a link, or of refusal, that the kernel takes for a packet to this address; `None` if the packet is left to the
+    /// table `main`.
     pub fn lookup(&self, destination: IpAddr) -> Option<&Route> {
         for rule in self.rules.iter().filter(|rule| rule.matches(destination)) {
             if rule.table == TABLE_MAIN {
@@ -227,7 +278,8 @@ impl Routing {
             }
             let routes = self.routes.iter().filter(|route| route.table == rule.table);
             let matching = routes.filter(|route| route.destination.contains(&destination));
-            if let Some(route) = matching.max_by_key(|route| route.destination.prefix_len()) {
+            let longest = matching.max_by_key(|route| route.destination.prefix_len());
+            if let Some(route) = longest.filter(|route| route.target != Target::Excluded) {
                 return Some(route);
             }
         }
@@ -238,12 +290,20 @@ impl Routing {
 /// As `ip route show table TABLE` prints it.
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { destination, link, .. } = self;
+        let Self { destination, target, .. } = self;
+        match target {
+            Target::Link(_) => {}
+            Target::Refused => write!(f, "unreachable ")?,
+            Target::Excluded => write!(f, "throw ")?,
+        }
         match destination.prefix_len() {
             0 => write!(f, "default")?,
             length if length == destination.max_prefix_len() => write!(f, "{}", destination.addr())?,
             _ => write!(f, "{destination}")?,
         }
-        write!(f, " dev {link} proto {ROUTE_PROTOCOL}")
+        if let Target::Link(link) = target {
+            write!(f, " dev {link}")?;
+        }
+        write!(f, " proto {ROUTE_PROTOCOL}")
     }
 }

@@ -79,6 +79,21 @@ pub enum Problem {
     },
 }
 
+impl Problem {
+    /// What it is, as one CamelCase word: for conditions and Events of Egresses.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::MtuTooSmall { .. } => "MtuTooSmall",
+            Self::NoDestination { .. } => "NoDestination",
+            Self::NoServiceAddress { .. } => "NoServiceAddress",
+            Self::SameLink { .. } => "SameLink",
+            Self::SamePrefix { .. } => "SamePrefix",
+            Self::SwallowsTunnel { .. } => "SwallowsTunnel",
+            Self::TooManyRanges { .. } => "TooManyRanges",
+        }
+    }
+}
+
 /// All problems of a pod, at least one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct Problems(Vec<Problem>);

@@ -2,6 +2,7 @@
 
 use fairlead_api::names::RULE_PRIORITIES_EGRESS_IN_CLUSTER;
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 
 use super::*;
 
@@ -33,7 +34,7 @@ fn gateways(cluster_ips: &[&str], destinations: &[&str]) -> Gateways {
     Gateways {
         cluster_ips: addresses(cluster_ips),
         port: 5555,
-        destinations: prefixes(destinations),
+        destinations: Destinations { prefixes: prefixes(destinations), excluded: BTreeSet::new() },
         source_port: SourcePort::Fixed,
         originating_only: false,
     }
@@ -61,14 +62,14 @@ fn table(routing: &Routing, table: u32) -> Vec<String> {
 
 #[track_caller]
 fn problems(pod: &ClientPod, egresses: &BTreeMap<EgressName, Gateways>, in_cluster: &[&str]) -> Vec<String> {
-    let error = routing(pod, egresses, &prefixes(in_cluster)).unwrap_err();
+    let error = routing(pod, egresses, &[], &prefixes(in_cluster)).unwrap_err();
     assert_eq!(error.to_string(), printed(error.iter()).join("; "));
     printed(error.iter())
 }
 
 #[test]
 fn rules_and_tables_are_those_of_coils_article() {
-    let routing = routing(&pod(&["10.20.30.40"]), &article(), &PrefixSet::default()).unwrap();
+    let routing = routing(&pod(&["10.20.30.40"]), &article(), &[], &PrefixSet::default()).unwrap();
     assert_eq!(routing.ipv6, None);
     let routing = routing.ipv4.unwrap();
     let rules = [
@@ -101,7 +102,7 @@ fn the_second_family_has_its_own_rules_and_links_where_there_is_a_destination() 
     egresses.get_mut(&name("internet-egress/nat")).unwrap().source_port = SourcePort::Auto;
     let in_cluster =
         prefixes(&["10.64.0.0/14", "100.64.0.0/25", "100.64.0.128/25", "2001:db8::/48", "fd00::/8"]);
-    let routing = routing(&pod(&["10.20.30.40", "fd02::1"]), &egresses, &in_cluster).unwrap();
+    let routing = routing(&pod(&["10.20.30.40", "fd02::1"]), &egresses, &[], &in_cluster).unwrap();
     let (ipv4, ipv6) = (routing.ipv4.unwrap(), routing.ipv6.unwrap());
     assert_eq!(ipv4.rules[5].to_string(), "2003: from all to 100.64.0.0/24 lookup main");
     let rules = [
@@ -121,7 +122,7 @@ fn the_second_family_has_its_own_rules_and_links_where_there_is_a_destination() 
 #[test]
 fn single_addresses_are_printed_as_iproute2_does() {
     let egresses = egresses([("n/a", gateways(&["10.68.0.1"], &["9.9.9.9/32", "10.1.2.3/32"]))]);
-    let routing = routing(&pod(&["10.20.30.40"]), &egresses, &prefixes(&["198.51.100.7/32"])).unwrap();
+    let routing = routing(&pod(&["10.20.30.40"]), &egresses, &[], &prefixes(&["198.51.100.7/32"])).unwrap();
     let routing = routing.ipv4.unwrap();
     assert_eq!(table(&routing, 117), ["10.1.2.3 dev fou4_0a440001 proto 30"]);
     assert_eq!(table(&routing, 118), ["9.9.9.9 dev fou4_0a440001 proto 30"]);
@@ -150,7 +151,7 @@ fn a_destination_with_the_address_of_a_service_is_refused_unless_a_rule_protects
         problem.starts_with("destination ::/0 of Egress a/nat contains the address 2001:db8:5::1"),
         "{problem}"
     );
-    assert!(routing(&pod, &public, &prefixes(&["2001:db8:5::/108"])).is_ok());
+    assert!(routing(&pod, &public, &[], &prefixes(&["2001:db8:5::/108"])).is_ok());
 }
 
 #[test]
@@ -162,6 +163,32 @@ fn two_egresses_with_the_same_prefix_are_named() {
     let words =
         "9.9.9.0/24 is a destination of Egress a/nat and of Egress b/nat: a pod can use only one of them";
     assert_eq!(problems(&pod(&["10.20.30.40"]), &egresses, &[]), [words]);
+}
+
+#[test]
+fn an_excluded_prefix_has_the_next_longest_destination_or_leaves_by_eth0() {
+    let mut all = egresses([
+        ("a/nat", gateways(&["10.68.0.1"], &["0.0.0.0/0", "10.0.0.0/8"])),
+        ("b/nat", gateways(&["10.68.0.2"], &["11.0.0.0/8", "9.9.9.0/24"])),
+    ]);
+    let excluded = ["10.64.0.0/10", "8.8.8.0/24", "11.1.0.0/16", "192.168.0.0/16"];
+    all.get_mut(&name("a/nat")).unwrap().destinations.excluded = prefixes(&excluded);
+    all.get_mut(&name("b/nat")).unwrap().destinations.excluded = prefixes(&["9.9.9.9/32"]);
+    let routing = routing(&pod(&["10.20.30.40"]), &all, &[], &PrefixSet::default()).unwrap();
+    let routing = routing.ipv4.unwrap();
+    let narrow = ["10.0.0.0/8 dev fou4_0a440001 proto 30", "throw 10.64.0.0/10 proto 30"];
+    assert_eq!(table(&routing, 117), narrow);
+    let wide = [
+        "default dev fou4_0a440001 proto 30",
+        "throw 8.8.8.0/24 proto 30",
+        "9.9.9.0/24 dev fou4_0a440002 proto 30",
+        "9.9.9.9 dev fou4_0a440001 proto 30",
+        "throw 10.64.0.0/10 proto 30",
+        "11.0.0.0/8 dev fou4_0a440002 proto 30",
+        "11.1.0.0/16 dev fou4_0a440002 proto 30",
+        "throw 192.168.0.0/16 proto 30",
+    ];
+    assert_eq!(table(&routing, 118), wide);
 }
 
 #[test]
@@ -180,7 +207,7 @@ fn a_service_needs_an_address_of_each_family_of_the_pod_that_has_destinations() 
     let single = egresses([("a/nat", gateways(&["10.68.0.1"], &["0.0.0.0/0", "::/0"]))]);
     let words = "Service a/nat has no IPv6 address, and its Egress has destinations of that family";
     assert_eq!(problems(&pod(&["10.20.30.40", "fd02::1"]), &single, &[]), [words]);
-    assert!(routing(&pod(&["10.20.30.40"]), &single, &PrefixSet::default()).is_ok());
+    assert!(routing(&pod(&["10.20.30.40"]), &single, &[], &PrefixSet::default()).is_ok());
 }
 
 #[test]
@@ -198,6 +225,7 @@ fn a_small_mtu_is_named_once() {
         .get_mut(&name("domestic-egress/nat"))
         .unwrap()
         .destinations
+        .prefixes
         .extend(prefixes::<Vec<_>>(&["2001:db8::/32"]));
     let words = "the MTU 1300 of eth0 is too small for a tunnel of IPv6: it must be at least 1328";
     assert_eq!(problems(&small, &egresses, &[]), [words]);
@@ -209,13 +237,38 @@ fn there_are_as_many_rules_for_ranges_as_priorities_after_they_are_joined() {
     let ranges =
         |count: u32| (0..count).map(range).map(|text| text.parse::<IpNet>().unwrap()).collect::<PrefixSet>();
     let pod = pod(&["10.20.30.40"]);
-    let full = routing(&pod, &article(), &ranges(97)).unwrap().ipv4.unwrap();
+    let full = routing(&pod, &article(), &[], &ranges(97)).unwrap().ipv4.unwrap();
     assert_eq!(full.rules.len(), 97 + 6);
     assert!(full.rules.is_sorted_by_key(|rule| rule.priority));
-    let error = routing(&pod, &article(), &ranges(98)).unwrap_err().to_string();
+    let error = routing(&pod, &article(), &[], &ranges(98)).unwrap_err().to_string();
     let words = "the cluster has 98 separate ranges of IPv4 addresses outside of private networks, and only 97 rules for them";
     assert_eq!(error, words);
-    assert!(routing(&pod, &article(), &prefixes(&["100.64.0.0/10"])).is_ok());
+    assert!(routing(&pod, &article(), &[], &prefixes(&["100.64.0.0/10"])).is_ok());
+}
+
+#[test]
+fn what_no_pod_can_use_is_known_from_the_egress_and_its_service() {
+    let of = |cluster_ips: &[&str], destinations: &[&str], excluded: &[&str], in_cluster: &[&str]| {
+        let destinations = Destinations { prefixes: prefixes(destinations), excluded: prefixes(excluded) };
+        let in_cluster = prefixes(in_cluster);
+        let problem = problem_of_all_pods(&name("a/nat"), &destinations, addresses(cluster_ips), &in_cluster);
+        problem.map(|problem| problem.to_string()).unwrap_or_default()
+    };
+    let both = ["10.68.0.1", "2001:db8:5::1"];
+    assert_eq!(of(&both, &["0.0.0.0/0", "2001:db8:4::/48"], &[], &[]), "");
+    let swallowed = of(&both, &["0.0.0.0/0", "::/0"], &[], &[]);
+    assert!(
+        swallowed.starts_with("destination ::/0 of Egress a/nat contains the address 2001:db8:5::1"),
+        "{swallowed}"
+    );
+    assert_eq!(of(&both, &["0.0.0.0/0", "::/0"], &[], &["2001:db8:5::/64"]), "");
+    assert_eq!(of(&both, &["10.0.0.0/8", "::/0"], &["10.68.0.0/16", "2001:db8:5::/64"], &[]), "");
+    assert_eq!(of(&["10.68.0.1"], &["::/0"], &[], &[]), "", "a pod with that family has another problem");
+    let ranges: Vec<String> = (0..98).map(|number| format!("100.64.{}.0/24", number * 2)).collect();
+    let ranges: Vec<&str> = ranges.iter().map(String::as_str).collect();
+    let many = of(&both, &["0.0.0.0/0"], &[], &ranges);
+    assert!(many.starts_with("the cluster has 98 separate ranges of IPv4"), "{many}");
+    assert_eq!(of(&both, &["2001:db8:4::/48"], &[], &ranges), "");
 }
 
 fn is_in(ranges: &[&str], address: IpAddr) -> bool {
@@ -225,16 +278,33 @@ fn is_in(ranges: &[&str], address: IpAddr) -> bool {
 const LINK_LOCAL: &[&str] = &["169.254.0.0/16", "fe80::/10"];
 const PRIVATE: &[&str] = &["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"];
 
-/// Where a packet is to go: the remote address of its tunnel, or `None` for `eth0`.
-fn model(egresses: &BTreeMap<EgressName, Gateways>, in_cluster: &[IpNet], address: IpAddr) -> Option<IpAddr> {
+/// Where a packet is to go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Way {
+    Refused,
+    /// To the remote address of a tunnel.
+    Tunnel(IpAddr),
+}
+
+/// Where a packet is to go; `None` for `eth0`.
+fn model(
+    egresses: &BTreeMap<EgressName, Gateways>,
+    unusable: &[Unusable],
+    in_cluster: &[IpNet],
+    address: IpAddr,
+) -> Option<Way> {
     let is_narrow = |prefix: &IpNet| is_in(PRIVATE, prefix.network());
+    let remote = |gateways: &Gateways| {
+        gateways.cluster_ips.iter().find(|remote| remote.is_ipv4() == address.is_ipv4()).unwrap()
+    };
+    let usable = egresses.values().map(|gateways| (&gateways.destinations, Way::Tunnel(remote(gateways))));
+    let all = usable.chain(unusable.iter().map(|it| (&it.destinations, Way::Refused)));
+    let all = all.filter(|(of, _)| !of.excluded.iter().any(|prefix| prefix.contains(&address)));
+    let all: Vec<(IpNet, Way)> =
+        all.flat_map(|(of, way)| of.prefixes.iter().map(move |prefix| (*prefix, way))).collect();
     let longest = |narrow: bool| {
-        let all = egresses.values().flat_map(|gateways| {
-            gateways.destinations.iter().map(move |prefix| (prefix, gateways.cluster_ips))
-        });
-        let matching = all.filter(|(prefix, _)| is_narrow(prefix) == narrow && prefix.contains(&address));
-        let (_, cluster_ips) = matching.max_by_key(|(prefix, _)| prefix.prefix_len())?;
-        cluster_ips.iter().find(|remote| remote.is_ipv4() == address.is_ipv4())
+        let matching = all.iter().filter(|(it, _)| is_narrow(it) == narrow && it.contains(&address));
+        matching.max_by_key(|(prefix, way)| (prefix.prefix_len(), *way)).map(|(_, way)| *way)
     };
     if is_in(LINK_LOCAL, address) {
         return None;
@@ -289,6 +359,8 @@ proptest! {
     #[test]
     fn every_packet_goes_where_the_model_says_or_the_pod_is_refused(
         destinations in prop::collection::vec((prefix(), 0..3_usize), 1..12),
+        excluded in prop::collection::vec((prefix(), 0..3_usize), 0..8),
+        refused in prop::collection::vec(prefix(), 0..3),
         originating_only in prop::array::uniform3(any::<bool>()),
         in_cluster in prop::collection::vec(prefix(), 0..8),
         service_range in prop::sample::select(vec!["10.68", "100.64"]),
@@ -298,11 +370,18 @@ proptest! {
             let ipv4 = format!("{service_range}.7.{index}");
             let new = || gateways(&[&ipv4, &format!("fd04::{index}")], &[]);
             let gateways: &mut Gateways = egresses.entry(name(&format!("n/e{index}"))).or_insert_with(new);
-            gateways.destinations.insert(prefix);
+            gateways.destinations.prefixes.insert(prefix);
             gateways.originating_only = originating_only[index];
         }
+        let mut unusable = Unusable { destinations: Destinations::default(), originating_only: false };
+        unusable.destinations.prefixes.extend(refused);
+        for (prefix, index) in excluded {
+            let of = egresses.get_mut(&name(&format!("n/e{index}"))).map(|gateways| &mut gateways.destinations);
+            of.unwrap_or(&mut unusable.destinations).excluded.insert(prefix);
+        }
+        let unusable = [unusable];
         let pod = pod(&["10.20.30.40", "fd02::1"]);
-        let result = routing(&pod, &egresses, &in_cluster.iter().collect());
+        let result = routing(&pod, &egresses, &unusable, &in_cluster.iter().collect());
         let remotes: Vec<IpAddr> = egresses.values().flat_map(|gateways| gateways.cluster_ips.iter()).collect();
         let routing = match result {
             Ok(routing) => routing,
@@ -310,10 +389,13 @@ proptest! {
                 for problem in problems.iter() {
                     match problem {
                         Problem::SamePrefix { .. } => {}
+                        Problem::NoDestination { egress } => {
+                            prop_assert_eq!(egresses[egress].destinations.used().next(), None);
+                        }
                         Problem::SwallowsTunnel { prefix, cluster_ip, .. } => {
                             prop_assert!(prefix.contains(cluster_ip) && remotes.contains(cluster_ip));
                             // The model agrees that the tunnel's packets would not leave by eth0.
-                            prop_assert!(model(&egresses, &in_cluster, *cluster_ip).is_some());
+                            prop_assert!(model(&egresses, &[], &in_cluster, *cluster_ip).is_some());
                         }
                         problem => prop_assert!(false, "{problem}"),
                     }
@@ -323,28 +405,34 @@ proptest! {
         };
         let (ipv4, ipv6) = (routing.ipv4.unwrap(), routing.ipv6.unwrap());
         let ranges = LINK_LOCAL.iter().chain(PRIVATE).map(|range| range.parse().unwrap());
-        let destinations = egresses.values().flat_map(|gateways| gateways.destinations.iter().copied());
+        let destinations = egresses.values().map(|gateways| &gateways.destinations);
+        let destinations = destinations.chain(unusable.iter().map(|it| &it.destinations));
+        let destinations = destinations.flat_map(|it| it.prefixes.iter().chain(&it.excluded).copied());
         let edges = ranges.chain(destinations).chain(in_cluster.iter().copied());
         for address in edges.flat_map(|prefix| interesting(&prefix)).chain(remotes.iter().copied()) {
             let family = if address.is_ipv4() { &ipv4 } else { &ipv6 };
-            let link = family.lookup(address).map(|route| &route.link);
-            let remote = link.map(|name| family.links.iter().find(|link| link.name == *name).unwrap().remote);
-            prop_assert_eq!(remote, model(&egresses, &in_cluster, address), "{}", address);
+            let remote = |name: &String| family.links.iter().find(|link| link.name == *name).unwrap().remote;
+            let way = family.lookup(address).map(|route| match &route.target {
+                Target::Link(name) => Way::Tunnel(remote(name)),
+                _ => Way::Refused,
+            });
+            prop_assert_eq!(way, model(&egresses, &unusable, &in_cluster, address), "{}", address);
             let routes = family.routes.iter().map(|it| (it.table, it.destination, it.originating_only));
             let answered_by_eth0 = replies_by_uplink(IpFamily::of(address), routes).contains(address);
-            if let Some(remote) = remote {
+            if let Some(Way::Tunnel(remote)) = way {
                 let of = egresses.values().find(|gateways| gateways.cluster_ips.iter().any(|ip| ip == remote));
                 prop_assert_eq!(answered_by_eth0, of.unwrap().originating_only, "{}", address);
             }
         }
         // What the controller writes into the status gives the same.
         let written = cluster_ranges(&in_cluster.iter().collect()).into_iter().collect();
-        let again = super::routing(&pod, &egresses, &written).unwrap();
+        let again = super::routing(&pod, &egresses, &unusable, &written).unwrap();
         prop_assert_eq!((&again.ipv4.unwrap(), &again.ipv6.unwrap()), (&ipv4, &ipv6));
         for family in [&ipv4, &ipv6] {
             // Outer packets leave by eth0.
             for link in &family.links {
-                prop_assert_eq!(family.lookup(link.remote), None);
+                let route = family.lookup(link.remote);
+                prop_assert!(route.is_none_or(|route| route.target == Target::Refused), "{:?}", route);
                 prop_assert!(link.name.len() < 16);
             }
             prop_assert!(family.rules.is_sorted_by_key(|rule| rule.priority));

@@ -24,7 +24,7 @@ use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleRef, Subject};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
 use serde_json::Value;
 
-use crate::destinations::{self, InvalidDestination};
+use crate::destinations::{Destinations, InvalidDestination};
 
 pub use service::take_back_ports;
 
@@ -92,7 +92,7 @@ pub fn objects(egress: &Egress, defaults: &Defaults) -> Result<Objects, ObjectsE
     if !is_service_name(name) {
         return Err(ObjectsError::InvalidName(name.to_owned()));
     }
-    destinations::prefixes(&egress.spec.destinations)?;
+    Destinations::parse(&egress.spec.destinations, &egress.spec.excluded_destinations)?;
     let deployment = deployment::deployment(egress, defaults)?;
     let deployment_to_apply = carry::with_unknown_fields(&deployment, egress.spec.template.as_ref());
     Ok(Objects {

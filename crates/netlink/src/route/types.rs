@@ -68,6 +68,8 @@ impl RouteKind {
     pub const UNREACHABLE: Self = Self(7);
     /// Refused with ICMP administratively prohibited.
     pub const PROHIBIT: Self = Self(8);
+    /// Left to the rules after the one that looked up the table.
+    pub const THROW: Self = Self(9);
 }
 
 /// The device class of a link, as far as it matters here (`ARPHRD_…`, `linux/if_arp.h`).

@@ -286,7 +286,7 @@ fn kept(place: Place<'_>, desired: &Desired) -> Result<DualStack<ClientRouting, 
     if !desired.keeps_destinations {
         return Ok(desired.routing.clone());
     }
-    Ok(desired.clone().refusing(egress_client::destinations(place.netns)?).routing)
+    Ok(desired.clone().refusing(&egress_client::destinations(place.netns)?).routing)
 }
 
 /// Deletes links to Services that are no longer used. Inside the namespace.

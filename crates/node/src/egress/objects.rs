@@ -13,6 +13,7 @@ use fairlead_cluster::nodes::SlimNode;
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::EgressName;
 use fairlead_egress::client::SourcePort;
+use fairlead_egress::destinations::Destinations;
 use fairlead_egress::selectors::PodSelectors;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Service;
@@ -47,6 +48,7 @@ struct SlimEgress {
 #[serde(default, rename_all = "camelCase")]
 struct EgressFields {
     destinations: Vec<String>,
+    excluded_destinations: Vec<String>,
     fou_source_port_auto: bool,
     allowed_namespaces: Option<Vec<String>>,
     selectors: Option<Vec<EgressSelector>>,
@@ -75,6 +77,7 @@ impl From<&Egress> for SlimEgress {
             },
             spec: EgressFields {
                 destinations: spec.destinations.clone(),
+                excluded_destinations: spec.excluded_destinations.clone(),
                 fou_source_port_auto: spec.fou_source_port_auto,
                 allowed_namespaces: spec.allowed_namespaces.clone(),
                 selectors: spec.selectors.clone(),
@@ -119,7 +122,7 @@ impl From<SlimEgress> for CachedEgress {
             key: name.to_string(),
             selectors,
             known: KnownEgress {
-                destinations: fairlead_egress::destinations::prefixes(&spec.destinations)
+                destinations: Destinations::parse(&spec.destinations, &spec.excluded_destinations)
                     .map_err(|error| error.to_string()),
                 source_port: if spec.fou_source_port_auto { SourcePort::Auto } else { SourcePort::Fixed },
                 originating_only: spec.originating_only,
@@ -285,7 +288,7 @@ mod tests {
         let whole = json!({
             "apiVersion": "coil.cybozu.com/v2", "kind": "Egress", "metadata": { "name": "nat", "namespace": "internet" },
             "spec": {
-                "destinations": ["0.0.0.0/0"], "fouSourcePortAuto": true, "originatingOnly": true, "allowedNamespaces": ["shop"],
+                "destinations": ["0.0.0.0/0"], "excludedDestinations": ["9.9.9.9/24"], "fouSourcePortAuto": true, "originatingOnly": true, "allowedNamespaces": ["shop"],
                 "selectors": [{ "podSelector": { "matchLabels": { "app": "web" } } }], "replicas": 2,
             },
             "status": {
@@ -299,6 +302,10 @@ mod tests {
         let read = cached(whole.clone());
         assert_eq!(read, CachedEgress::from(&serde_json::from_value::<Egress>(whole.clone()).unwrap()));
         assert_eq!((read.key.as_str(), read.known.source_port), ("internet/nat", SourcePort::Auto));
+        assert_eq!(
+            read.known.destinations.as_ref().unwrap().excluded,
+            ["9.9.9.0/24".parse().unwrap()].into()
+        );
         assert_eq!(read.known.cluster_ranges, Some(vec!["100.64.0.0/10".parse().unwrap()]));
         assert_eq!(read.source_addresses, [("192.0.2.40".parse().unwrap(), Some("nat-a".to_owned()))].into());
         assert!(!read.selectors.is_empty() && read.known.allowed_namespaces.is_some());

@@ -9,9 +9,10 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use fairlead_address::{DualStack, DualStackAddrs, IpFamily, PrefixSet};
-use fairlead_dataplane::egress_client::{ClientRoute, ClientRouting};
+use fairlead_dataplane::egress_client::{ClientRoute, ClientRouting, Target};
 use fairlead_egress::EgressName;
-use fairlead_egress::client::{ClientPod, Gateways, SourcePort, routing, table_of};
+use fairlead_egress::client::{ClientPod, Gateways, SourcePort, Unusable, routing};
+use fairlead_egress::destinations::Destinations;
 use fairlead_fou::{Gateway, MAX_GATEWAYS, Service};
 use ipnet::IpNet;
 
@@ -34,7 +35,7 @@ pub(crate) struct Cluster {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KnownEgress {
     /// Its destinations, or why they cannot be read.
-    pub(crate) destinations: Result<BTreeSet<IpNet>, String>,
+    pub(crate) destinations: Result<Destinations, String>,
     pub(crate) source_port: SourcePort,
     /// Replies to connections that others open leave by `eth0`; `None` is as the node program has it.
     pub(crate) originating_only: Option<bool>,
@@ -70,7 +71,7 @@ pub(crate) struct Asking {
 /// What a pod should have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// Rules, and routes into links; those of gateways that cannot be used have a link without a name.
+    /// Rules, and routes into links; those to destinations of gateways that cannot be used refuse packets.
     pub(super) routing: DualStack<ClientRouting, ClientRouting>,
     pub(super) tunnels: Vec<PlannedTunnel>,
     /// The Egresses that can be used: the pod is to be registered at their gateways.
@@ -111,7 +112,7 @@ pub(crate) fn usable<'a>(
     cluster: &'a Cluster,
     namespace: &str,
     egress: &EgressName,
-) -> Result<(&'a BTreeSet<IpNet>, &'a KnownEgress, &'a KnownService), EgressProblem> {
+) -> Result<(&'a Destinations, &'a KnownEgress, &'a KnownService), EgressProblem> {
     let known = cluster.egresses.get(egress).ok_or_else(|| EgressProblem::unknown(egress))?;
     let is_allowed = known.allowed_namespaces.as_ref().is_none_or(|allowed| allowed.contains(namespace));
     if !is_allowed {
@@ -134,8 +135,7 @@ pub(crate) fn usable<'a>(
 pub(crate) fn plan(cluster: &Cluster, pod: &Asking) -> Result<Plan, EgressProblem> {
     let mut gateways = BTreeMap::new();
     let (mut problems, mut keeps_destinations) = (Vec::new(), false);
-    // Destinations, and whether all of their Egresses leave replies to `eth0`.
-    let mut refused: BTreeMap<IpNet, bool> = BTreeMap::new();
+    let mut refused = Vec::new();
     let originating_only = |known: &KnownEgress| known.originating_only.unwrap_or(cluster.originating_only);
     for egress in &pod.chosen {
         match usable(cluster, &pod.namespace, egress) {
@@ -153,9 +153,9 @@ pub(crate) fn plan(cluster: &Cluster, pod: &Asking) -> Result<Plan, EgressProble
                 problems.push(problem);
                 match cluster.egresses.get(egress) {
                     Some(known @ KnownEgress { destinations: Ok(destinations), .. }) => {
-                        for destination in destinations {
-                            *refused.entry(*destination).or_insert(true) &= originating_only(known);
-                        }
+                        let (destinations, originating_only) =
+                            (destinations.clone(), originating_only(known));
+                        refused.push(Unusable { destinations, originating_only });
                     }
                     Some(_) | None => keeps_destinations = true,
                 }
@@ -165,7 +165,7 @@ pub(crate) fn plan(cluster: &Cluster, pod: &Asking) -> Result<Plan, EgressProble
     let client = ClientPod { addresses: pod.addresses, mtu: pod.mtu };
     let used = pod.chosen.iter().filter_map(|egress| cluster.egresses.get(egress)?.cluster_ranges.as_ref());
     let in_cluster: PrefixSet = used.flatten().collect();
-    let planned = routing(&client, &gateways, &in_cluster)?;
+    let planned = routing(&client, &gateways, &refused, &in_cluster)?;
     let mut tunnels = Vec::new();
     let links = [&planned.ipv4, &planned.ipv6].into_iter().flatten().flat_map(|family| &family.links);
     for link in links {
@@ -183,27 +183,8 @@ pub(crate) fn plan(cluster: &Cluster, pod: &Asking) -> Result<Plan, EgressProble
             idle_timeout: service.and_then(|service| service.idle_timeout),
         });
     }
-    let mut routing = client_routing(&planned);
-    let refused = refused.into_iter();
-    refuse(&mut routing, refused.map(|(prefix, originating)| (table_of(prefix), prefix, originating)));
+    let routing = client_routing(&planned);
     Ok(Plan { routing, tunnels, usable: gateways.into_keys().collect(), keeps_destinations, problems })
-}
-
-/// Adds routes that only refuse packets, where there is none to the same destination.
-fn refuse(
-    routing: &mut DualStack<ClientRouting, ClientRouting>,
-    destinations: impl Iterator<Item = (u32, IpNet, bool)>,
-) {
-    for (table, destination, originating_only) in destinations {
-        let family = match IpFamily::of(destination.addr()) {
-            IpFamily::V4 => &mut routing.ipv4,
-            IpFamily::V6 => &mut routing.ipv6,
-        };
-        let Some(family) = family else { continue };
-        if !family.routes.iter().any(|route| (route.table, route.destination) == (table, destination)) {
-            family.routes.push(ClientRoute { table, destination, link: String::new(), originating_only });
-        }
-    }
 }
 
 /// What the network namespace of a client pod should have.
@@ -264,10 +245,29 @@ impl Desired {
         self
     }
 
-    /// With routes that refuse packets to these destinations, each in a table.
-    pub(crate) fn refusing(mut self, destinations: impl IntoIterator<Item = (u32, IpNet)>) -> Self {
-        let destinations = destinations.into_iter().map(|(table, destination)| (table, destination, false));
-        refuse(&mut self.routing, destinations);
+    /// With routes that refuse packets to these destinations of the kernel, each in a table, where there is none. Of those that are excluded
+    /// from one around them (`true`) it is not known for whom: only what is and was excluded stays so.
+    pub(crate) fn refusing(mut self, destinations: &BTreeMap<(u32, IpNet), bool>) -> Self {
+        for (of, routing) in [(IpFamily::V4, &mut self.routing.ipv4), (IpFamily::V6, &mut self.routing.ipv6)]
+        {
+            let Some(routing) = routing else { continue };
+            for route in &mut routing.routes {
+                let was_excluded = destinations.get(&(route.table, route.destination)) == Some(&true);
+                if route.target == Target::Excluded && !was_excluded {
+                    route.target = Target::Refused;
+                }
+            }
+            let known: BTreeSet<(u32, IpNet)> =
+                routing.routes.iter().map(|route| (route.table, route.destination)).collect();
+            let others = destinations.keys().filter(|it| !known.contains(it));
+            let others = others.filter(|(_, destination)| IpFamily::of(destination.addr()) == of);
+            routing.routes.extend(others.map(|(table, destination)| ClientRoute {
+                table: *table,
+                destination: *destination,
+                target: Target::Refused,
+                originating_only: false,
+            }));
+        }
         self
     }
 }

@@ -14,7 +14,7 @@ fn prefixes(texts: &[&str]) -> BTreeSet<IpNet> {
 
 fn known(cluster_ips: &[&str], destinations: &[&str]) -> KnownEgress {
     KnownEgress {
-        destinations: Ok(prefixes(destinations)),
+        destinations: Ok(Destinations { prefixes: prefixes(destinations), excluded: BTreeSet::new() }),
         source_port: SourcePort::Fixed,
         originating_only: None,
         cluster_ranges: Some(Vec::new()),
@@ -51,7 +51,12 @@ fn gateway(address: &str, is_draining: bool) -> Gateway {
 
 fn links(routing: &DualStack<ClientRouting, ClientRouting>) -> Vec<(String, String)> {
     let families = [&routing.ipv4, &routing.ipv6].into_iter().flatten();
-    families.flat_map(|it| &it.routes).map(|it| (it.destination.to_string(), it.link.clone())).collect()
+    let shown = |target: &Target| match target {
+        Target::Link(name) => name.clone(),
+        Target::Refused => "refused".to_owned(),
+        Target::Excluded => "excluded".to_owned(),
+    };
+    families.flat_map(|it| &it.routes).map(|it| (it.destination.to_string(), shown(&it.target))).collect()
 }
 
 #[test]
@@ -110,7 +115,7 @@ fn what_cannot_be_used_is_refused_and_the_rest_works() {
     assert_eq!(plan.usable, BTreeSet::from([name("ok")]));
     let desired = desired(&plan, |_| Way::Gateways(vec![gateway("10.1.0.2", false)])).unwrap();
     assert!(desired.keeps_destinations);
-    let refused = |prefix: &str| (prefix.to_owned(), String::new());
+    let refused = |prefix: &str| (prefix.to_owned(), "refused".to_owned());
     let mut found = links(&desired.routing);
     found.sort();
     let mut expected = vec![
@@ -123,8 +128,38 @@ fn what_cannot_be_used_is_refused_and_the_rest_works() {
     expected.sort();
     assert_eq!(found, expected);
     // What the kernel still has of the one that is gone.
-    let kept = desired.refusing([(118, "7.7.7.0/24".parse().unwrap()), (118, "9.9.9.0/24".parse().unwrap())]);
+    let kernel = ["7.7.7.0/24", "9.9.9.0/24"].map(|prefix| ((118, prefix.parse().unwrap()), false));
+    let kept = desired.refusing(&kernel.into());
     assert_eq!(links(&kept.routing).len(), 6);
+}
+
+#[test]
+fn what_is_excluded_leaves_by_eth0_unless_an_egress_that_is_gone_may_have_it() {
+    let excluding = |ip: &str, destinations: &[&str], excluded: &[&str]| {
+        let mut known = known(&[ip], destinations);
+        known.destinations.as_mut().unwrap().excluded = prefixes(excluded);
+        known
+    };
+    let mut down = excluding("10.68.0.2", &["10.0.0.0/8"], &["10.2.0.0/16"]);
+    down.service = None;
+    let ok = excluding("10.68.0.1", &["0.0.0.0/0"], &["8.8.8.0/24", "9.9.9.0/24"]);
+    let cluster = cluster([("ok", ok), ("down", down)]);
+    let way = |_: &EgressName| Way::Gateways(vec![gateway("10.1.0.2", false)]);
+    let of = |asked: &[&str]| desired(&plan(&cluster, &asking(asked)).unwrap(), way).unwrap();
+    let shown = |desired: &Desired| -> Vec<String> {
+        links(&desired.routing).into_iter().map(|(prefix, target)| format!("{prefix} {target}")).collect()
+    };
+    let rest = ["10.0.0.0/8 refused", "10.2.0.0/16 excluded", "0.0.0.0/0 fou4_0a440001"];
+    let expected =
+        [&rest[..], &["8.8.8.0/24 excluded", "9.9.9.0/24 excluded", "10.2.0.0/16 fou4_0a440001"]].concat();
+    assert_eq!(shown(&of(&["ok", "down"])), expected);
+    // The kernel has what was excluded for both, or what may have been a destination of the one that is gone.
+    let kernel = [("8.8.8.0/24", true), ("9.9.9.0/24", false), ("7.7.7.0/24", true)]
+        .map(|(prefix, excluded)| ((118, prefix.parse().unwrap()), excluded));
+    let kept = of(&["ok", "gone"]).refusing(&kernel.into());
+    let expected =
+        ["0.0.0.0/0 fou4_0a440001", "8.8.8.0/24 excluded", "9.9.9.0/24 refused", "7.7.7.0/24 refused"];
+    assert_eq!(shown(&kept), expected);
 }
 
 #[test]
@@ -178,7 +213,7 @@ fn which_connections_are_answered_by_eth0_is_said_of_each_egress() {
     };
     assert_eq!(answered(&cluster), ["0.0.0.0/0", "8.8.8.0/24"]);
     cluster.originating_only = true;
-    assert_eq!(answered(&cluster), ["0.0.0.0/0", "9.9.9.0/24", "8.8.8.0/24"]);
+    assert_eq!(answered(&cluster), ["0.0.0.0/0", "8.8.8.0/24", "9.9.9.0/24"]);
 }
 
 /// What an Egress may be like.
@@ -214,11 +249,15 @@ proptest! {
         let desired = desired(&plan, |_| Way::Gateways(way.clone())).unwrap();
         let routes = &desired.routing.ipv4.as_ref().unwrap().routes;
         for known in cluster.egresses.values() {
-            for destination in known.destinations.iter().flatten() {
+            for destination in known.destinations.iter().flat_map(|it| &it.prefixes) {
                 let of: Vec<&ClientRoute> = routes.iter().filter(|it| it.destination == *destination).collect();
                 prop_assert_eq!(of.len(), 1);
-                let tunnel = desired.tunnels.values().find(|tunnel| tunnel.link == of[0].link);
-                prop_assert!(of[0].link.is_empty() || tunnel.is_some_and(|tunnel| tunnel.is_open() == open));
+                let tunnel = |link: &String| desired.tunnels.values().find(|tunnel| tunnel.link == *link);
+                let is_right = match &of[0].target {
+                    Target::Link(link) => tunnel(link).is_some_and(|tunnel| tunnel.is_open() == open),
+                    target => *target == Target::Refused,
+                };
+                prop_assert!(is_right, "{:?}", of);
             }
         }
         let unknown = egresses.iter().any(|it| it.as_ref().is_none_or(|it| it.destinations.is_err()));

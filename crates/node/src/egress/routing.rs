@@ -1,8 +1,8 @@
 //! What `fairlead-egress` decides for a client pod, in the form in which `fairlead-dataplane` brings it to the kernel.
 
 use fairlead_address::DualStack;
-use fairlead_dataplane::egress_client::{ClientRoute, ClientRouting, ClientRule};
-use fairlead_egress::client::Routing;
+use fairlead_dataplane::egress_client::{ClientRoute, ClientRouting, ClientRule, Target};
+use fairlead_egress::client::{self, Routing};
 
 /// The rules and routes of both families, without links.
 pub(crate) fn client_routing(
@@ -20,7 +20,11 @@ fn of_family(planned: &Routing) -> ClientRouting {
     let routes = planned.routes.iter().map(|route| ClientRoute {
         table: route.table,
         destination: route.destination,
-        link: route.link.clone(),
+        target: match &route.target {
+            client::Target::Link(name) => Target::Link(name.clone()),
+            client::Target::Refused => Target::Refused,
+            client::Target::Excluded => Target::Excluded,
+        },
         originating_only: route.originating_only,
     });
     ClientRouting { rules: rules.collect(), routes: routes.collect() }
@@ -28,11 +32,13 @@ fn of_family(planned: &Routing) -> ClientRouting {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use fairlead_dataplane::egress_client::{Present, Step, steps};
     use fairlead_egress::EgressName;
     use fairlead_egress::client::{ClientPod, Gateways, SourcePort, routing};
+    use fairlead_egress::destinations::Destinations;
+    use fairlead_netlink::route::RouteKind;
 
     use super::*;
 
@@ -41,7 +47,10 @@ mod tests {
         let gateways = |cluster_ip: [&str; 2], destinations: &[&str]| Gateways {
             cluster_ips: cluster_ip.iter().map(|address| address.parse().unwrap()).collect(),
             port: 5555,
-            destinations: destinations.iter().map(|prefix| prefix.parse().unwrap()).collect(),
+            destinations: Destinations {
+                prefixes: destinations.iter().map(|prefix| prefix.parse().unwrap()).collect(),
+                excluded: BTreeSet::from(["192.168.10.128/25".parse().unwrap()]),
+            },
             source_port: SourcePort::Fixed,
             originating_only: false,
         };
@@ -55,7 +64,7 @@ mod tests {
         ]);
         let addresses = ["10.20.30.40", "fd02::1"].map(|address| address.parse().unwrap());
         let pod = ClientPod { addresses: addresses.into_iter().collect(), mtu: 1500 };
-        let planned = routing(&pod, &egresses, &Default::default()).unwrap();
+        let planned = routing(&pod, &egresses, &[], &Default::default()).unwrap();
         let converted = client_routing(&planned);
         let planned = [planned.ipv4.unwrap(), planned.ipv6.unwrap()];
         for (planned, converted) in planned.iter().zip([converted.ipv4.unwrap(), converted.ipv6.unwrap()]) {
@@ -72,15 +81,16 @@ mod tests {
             });
             assert_eq!(rules.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
             let routes = set.iter().filter_map(|step| match step {
-                // An unreachable route has another metric.
-                Step::AddRoute(route) if route.metric <= 1024 => {
+                Step::AddRoute(route) if route.kind != RouteKind::UNREACHABLE => {
                     Some((route.table, route.destination, route.link))
                 }
                 _ => None,
             });
-            let expected =
-                planned.routes.iter().map(|it| (it.table, it.destination, links.get(&it.link).copied()));
-            assert_eq!(routes.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+            let expected = planned.routes.iter().map(|it| match &it.target {
+                client::Target::Link(name) => (it.table, it.destination, links.get(name).copied()),
+                _ => (it.table, it.destination, None),
+            });
+            assert_eq!(routes.collect::<BTreeSet<_>>(), expected.collect::<BTreeSet<_>>());
         }
     }
 }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use anyhow::{Context, Result, bail, ensure};
 use fairlead_address::{DualStack, IpFamily};
 use fairlead_api::names::{FOU_PORT, TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE};
-use fairlead_dataplane::egress_client::{self, ClientRoute, ClientRouting, ClientRule};
+use fairlead_dataplane::egress_client::{self, ClientRoute, ClientRouting, ClientRule, Target};
 use fairlead_dataplane::egress_gateway::SourceTable;
 use fairlead_egress_gateway::plane::{Desired, Plane, PlaneSettings, prepare_host};
 use fairlead_fou::{Gateway, Peer, Service, Settings, TunnelLink, Tunnels, link_name};
@@ -126,7 +126,7 @@ fn routing(service: IpAddr) -> Result<ClientRouting> {
     let route = ClientRoute {
         table: TABLE_EGRESS_WIDE,
         destination,
-        link: link_name(service),
+        target: Target::Link(link_name(service)),
         originating_only: false,
     };
     Ok(ClientRouting { rules, routes: vec![route] })

@@ -33,6 +33,7 @@ fn bad_objects_are_refused_with_a_reason() {
         (request("bad", "n1").replace("default}", "default, inUse: {index: 1, ipv4: ten}}"), "'ten' is not an IPv4 prefix"),
         (egress("{destinations: []}"), "should have at least 1 items"),
         (egress("{destinations: [0.0.0.0/0, 192.0.2.1]}"), "'192.0.2.1' is not a prefix"),
+        (egress("{destinations: [0.0.0.0/0], excludedDestinations: [192.0.2.1]}"), "'192.0.2.1' is not a prefix"),
         (egress("{destinations: [0.0.0.0/0], replicas: 0}"), "greater than or equal to 1"),
         (egress("{destinations: [0.0.0.0/0], strategy: {type: BigBang}}"), "must be Recreate or RollingUpdate"),
         (egress("{destinations: [0.0.0.0/0], sessionAffinity: Sticky}"), "supported values: \"ClientIP\", \"None\""),

@@ -61,6 +61,7 @@ impl Kernel {
             let best =
                 routes.max_by_key(|route| (route.destination.prefix_len(), std::cmp::Reverse(route.metric)));
             match best {
+                Some(route) if route.kind == RouteKind::THROW => {}
                 Some(route) if route.kind == RouteKind::UNREACHABLE => return Way::Refused,
                 Some(route) => return Way::Link(route.link.unwrap()),
                 None => {}
@@ -113,7 +114,11 @@ fn routing(destinations: &[(&str, &str)], in_cluster: &[&str]) -> ClientRouting 
         ClientRoute {
             table: if is_private { 117 } else { 118 },
             destination,
-            link: (*link).to_owned(),
+            target: match *link {
+                "refused" => Target::Refused,
+                "excluded" => Target::Excluded,
+                link => Target::Link(link.to_owned()),
+            },
             originating_only: false,
         }
     };
@@ -153,6 +158,27 @@ fn rules_follow_routes_and_routes_into_links_follow_unreachable_ones() {
     let reversed: Vec<String> = expected.iter().rev().map(|step| step.replacen("add", "delete", 1)).collect();
     assert_eq!((shown(&done.delete), done.set), (reversed, vec![]));
     assert_eq!(kernel.0, Present::default());
+}
+
+#[test]
+fn a_prefix_inside_of_a_destination_is_excluded_and_becomes_one_again() {
+    let mut kernel = Kernel::default();
+    kernel.bring_to(Some(&routing(&[("9.0.0.0/8", "a")], &[])), &links(&["a", "b"]), |_| {});
+    let wanted = routing(&[("9.0.0.0/8", "a"), ("9.9.0.0/16", "excluded"), ("9.9.9.0/24", "b")], &[]);
+    let done = kernel.bring_to(Some(&wanted), &links(&["a", "b"]), |_| {});
+    let set = [
+        "add route 9.9.9.0/24 in table 118",
+        "add route 9.9.9.0/24 on link 12 in table 118",
+        "add route 9.9.0.0/16 in table 118",
+    ];
+    assert_eq!((shown(&done.set), done.delete), (set.map(str::to_owned).to_vec(), vec![]));
+    assert_eq!(kernel.way("9.9.1.1".parse().unwrap()), Way::Eth0);
+    // The same place in the kernel, as a destination again.
+    let wanted = routing(&[("9.0.0.0/8", "a"), ("9.9.0.0/16", "b")], &[]);
+    let done = kernel.bring_to(Some(&wanted), &links(&["a", "b"]), |_| {});
+    let set = ["set route 9.9.0.0/16 in table 118", "add route 9.9.0.0/16 on link 12 in table 118"];
+    assert_eq!(shown(&done.set), set);
+    assert_eq!(kernel.way("9.9.1.1".parse().unwrap()), Way::Link(12));
 }
 
 #[test]
@@ -242,18 +268,19 @@ fn numbers_that_are_not_those_of_egress_are_named() {
     let route = ClientRoute {
         table: 254,
         destination: prefix("9.0.0.0/8"),
-        link: "a".to_owned(),
+        target: Target::Link("a".to_owned()),
         originating_only: false,
     };
     let named = named(&ClientRouting { rules: vec![], routes: vec![route] });
-    assert_eq!(named.unwrap(), "route 9.0.0.0/8 into \"a\" in table 254");
+    assert_eq!(named.unwrap(), "route 9.0.0.0/8 to Link(\"a\") in table 254");
 }
 
-const DESTINATIONS: [&str; 8] = [
+const DESTINATIONS: [&str; 9] = [
     "0.0.0.0/0",
     "9.0.0.0/8",
     "9.9.0.0/16",
     "100.64.7.0/24",
+    "10.0.0.0/7",
     "10.5.0.0/16",
     "10.5.5.0/24",
     "192.168.10.0/24",
@@ -262,7 +289,7 @@ const DESTINATIONS: [&str; 8] = [
 const IN_CLUSTER: [&str; 3] = ["9.9.9.0/24", "100.64.0.0/16", "203.0.113.0/24"];
 
 fn some_routing() -> impl Strategy<Value = Option<ClientRouting>> {
-    let link = prop::option::of(prop::sample::select(vec!["a", "b", "c"]));
+    let link = prop::option::of(prop::sample::select(vec!["a", "b", "c", "refused", "excluded"]));
     let destinations = prop::collection::vec(link, DESTINATIONS.len());
     let ranges = prop::sample::subsequence(IN_CLUSTER.to_vec(), 0..=IN_CLUSTER.len());
     let routing = (destinations, ranges).prop_map(|(chosen, ranges)| {
@@ -292,6 +319,7 @@ fn addresses() -> Vec<IpAddr> {
         [10, 1, 1, 1],
         [10, 5, 1, 1],
         [10, 5, 5, 5],
+        [11, 1, 1, 1],
         [100, 64, 1, 1],
         [100, 64, 7, 7],
         [169, 254, 1, 1],
@@ -315,6 +343,7 @@ proptest! {
     ) {
         let wanted = reached(after.as_ref(), &links);
         let mut kernel = reached(before.as_ref(), &links_before);
+        let whole = kernel.clone();
         if is_damaged {
             let (mut rules, mut routes) = (lost_rules.into_iter().cycle(), lost_routes.into_iter().cycle());
             kernel.0.rules.retain(|_| !rules.next().unwrap());
@@ -330,7 +359,9 @@ proptest! {
                 // Neither does a packet of the cluster, or of a tunnel, enter a tunnel on the way.
                 prop_assert!(is_damaged || by_eth0.is_sorted(), "{} {:?}", address, ways);
             } else {
-                prop_assert!(by_eth0.iter().rev().is_sorted(), "{} {:?}", address, ways);
+                // Only the damage may have kept a packet that was excluded.
+                let was_excluded = is_damaged && whole.way(address) == Way::Eth0;
+                prop_assert!(was_excluded || by_eth0.iter().rev().is_sorted(), "{} {:?}", address, ways);
             }
         }
         prop_assert_eq!(steps(after.as_ref(), &links, &kernel.0), Steps::default());

@@ -8,11 +8,12 @@ use fairlead_api::names::{
     TABLE_EGRESS_NARROW,
 };
 use fairlead_cluster::pods::SlimPod;
-use fairlead_dataplane::egress_client::{ClientRoute, ClientRouting, ClientRule};
+use fairlead_dataplane::egress_client::{ClientRoute, ClientRouting, ClientRule, Target};
 use fairlead_egress::EgressName;
 use fairlead_egress::client::TABLE_MAIN;
+use ipnet::IpNet;
 
-use super::super::plan::{Plan, usable};
+use super::super::plan::{Plan, PlannedTunnel, usable};
 use super::super::problem::{EgressProblem, EgressReason};
 use super::{GatewayPod, GatewayState, Known, PacketWay, ToGateways, Why};
 use crate::egress::registrar::NotRegistered;
@@ -72,7 +73,7 @@ impl Known {
             if found.is_some_and(|route| route.originating_only) {
                 steps.push(REPLIES.to_owned());
             }
-            let Some(route) = found else {
+            let Some(route) = found.filter(|route| route.target != Target::Excluded) else {
                 may_be_kept |= plan.keeps_destinations;
                 continue;
             };
@@ -91,7 +92,9 @@ impl Known {
     }
 
     fn by_route(&self, pod: &SlimPod, plan: &Plan, route: &ClientRoute, destination: IpAddr) -> PacketWay {
-        let Some(tunnel) = plan.tunnels.iter().find(|tunnel| tunnel.link == route.link) else {
+        let is_of =
+            |tunnel: &&PlannedTunnel| matches!(&route.target, Target::Link(name) if *name == tunnel.link);
+        let Some(tunnel) = plan.tunnels.iter().find(is_of) else {
             return PacketWay::Refused(self.why_refused(pod, plan, route));
         };
         let egress = &tunnel.egress;
@@ -130,8 +133,9 @@ impl Known {
     fn why_refused(&self, pod: &SlimPod, plan: &Plan, route: &ClientRoute) -> Why {
         let has_it = |egress: &EgressName| {
             let known = self.cluster.egresses.get(egress);
-            known.is_some_and(|known| {
-                known.destinations.as_ref().is_ok_and(|all| all.contains(&route.destination))
+            let around = |prefix: IpNet| prefix.contains(&route.destination);
+            known.and_then(|known| known.destinations.as_ref().ok()).is_some_and(|destinations| {
+                !destinations.excludes(&route.destination) && destinations.used().any(around)
             })
         };
         let asked = self.selection.asked_by(pod).unwrap_or_default();
@@ -158,10 +162,13 @@ fn by_main(rules: &[ClientRule], priority: u32, destination: IpAddr) -> (bool, S
 /// What a rule for a table of routes to gateways does, in words.
 fn by_table(rule: &ClientRule, found: Option<&ClientRoute>) -> String {
     let ClientRule { priority, table, .. } = rule;
-    let what = found.map_or_else(
-        || "no route has the address".to_owned(),
-        |route| format!("{} has it", route.destination),
-    );
+    let what = match found {
+        None => "no route has the address".to_owned(),
+        Some(ClientRoute { destination, target: Target::Excluded, .. }) => {
+            format!("{destination} has it, which is excluded (spec.excludedDestinations)")
+        }
+        Some(ClientRoute { destination, .. }) => format!("{destination} has it"),
+    };
     format!("rule {priority}, table {table} ({}): {what}", destinations_of(*table))
 }
 

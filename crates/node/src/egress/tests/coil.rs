@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use fairlead_egress::client::SourcePort as Planned;
+use fairlead_egress::destinations::Destinations;
 use fairlead_fou::{Gateway, link_name};
 use fairlead_netlink::netns::Netns;
 use testbed_netns::coil::{self, Network, SourcePort, families};
@@ -30,7 +31,10 @@ fn wanted(port: SourcePort, way: &Way) -> Desired {
         idle_timeout: None,
     };
     let egress = KnownEgress {
-        destinations: Ok(["0.0.0.0/0", "::/0"].map(|prefix| prefix.parse().unwrap()).into()),
+        destinations: Ok(Destinations {
+            prefixes: ["0.0.0.0/0", "::/0"].map(|prefix| prefix.parse().unwrap()).into(),
+            ..Destinations::default()
+        }),
         source_port: if port == SourcePort::Auto { Planned::Auto } else { Planned::Fixed },
         originating_only: None,
         cluster_ranges: Some(Vec::new()),
