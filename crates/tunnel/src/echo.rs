@@ -80,16 +80,22 @@ impl EchoSockets {
         })
     }
 
-    /// The same, where `ask` brings a request to an address. Requests of ICMPv6 have no checksum yet.
+    /// Who has replied since the last call of this or of [`Self::exchange`].
+    pub fn replies(&self) -> BTreeSet<IpAddr> {
+        let mut replied = BTreeSet::new();
+        for socket in self.v4.iter().chain(&self.v6) {
+            self.read(socket, &mut replied);
+        }
+        replied
+    }
+
+    /// The same as [`Self::exchange`], where `ask` brings a request to an address. Requests of ICMPv6 have no checksum yet.
     pub fn exchange_by(
         &mut self,
         addresses: &BTreeSet<IpAddr>,
         ask: impl Fn(&Socket, IpAddr, &[u8]) -> nix::Result<()>,
     ) -> BTreeSet<IpAddr> {
-        let mut replied = BTreeSet::new();
-        for socket in self.v4.iter().chain(&self.v6) {
-            self.read(socket, &mut replied);
-        }
+        let replied = self.replies();
         self.round = self.round.wrapping_add(1);
         self.asked = addresses.len();
         self.refusal = None;

@@ -11,11 +11,17 @@ use std::time::{Duration, Instant};
 pub(super) const INTERVAL: Duration = Duration::from_millis(500);
 /// After a longer time between two rounds, the program was stalled: what was not answered in it does not count.
 const STALLED: Duration = Duration::from_millis(750);
+/// When a request counts as not answered that would be one too many, if the gateway has answered the last ones sooner. Then it is left half a
+/// round earlier than at the next request.
+pub(super) const EARLY: Duration = Duration::from_millis(250);
+/// After a longer time, the program was stalled.
+const EARLY_STALLED: Duration = Duration::from_millis(375);
 /// Requests in a row without an answer after which a gateway gets no new flows.
 const MISSES: u32 = 3;
 /// Requests in a row without an answer after which the flows that it has go to others, where they end: an embedded tunnel between both nodes
-/// may only be starting again.
-const MISSES_OF_FLOWS: u32 = 6;
+/// may only be starting again, which takes a second or two. A TCP connection that sends does so again some 3 s after its first loss, and is
+/// reset then.
+const MISSES_OF_FLOWS: u32 = 5;
 /// Answers in a row after which it is used again.
 const ANSWERS: u32 = 3;
 
@@ -25,6 +31,8 @@ pub(super) struct Health {
     addresses: BTreeMap<IpAddr, Address>,
     /// Those that were asked in the last round.
     asked: BTreeSet<IpAddr>,
+    /// Those that have answered early since.
+    early: BTreeSet<IpAddr>,
     last: Option<Instant>,
 }
 
@@ -36,6 +44,10 @@ struct Address {
     answered: u32,
     is_down: bool,
     is_lost: bool,
+    /// It has answered the last request, within [`EARLY`].
+    is_prompt: bool,
+    /// The last request was not answered, and has been counted.
+    is_counted: bool,
 }
 
 /// Addresses that changed in a round.
@@ -72,14 +84,37 @@ impl Health {
         self.addresses.retain(|address, _| asking.contains(address));
         for address in asking {
             let known = self.addresses.entry(*address).or_default();
-            if replies.contains(address) {
+            let was_early = self.early.contains(address);
+            if was_early || replies.contains(address) {
                 known.answer(*address, &mut changes);
-            } else if self.asked.contains(address) && !stalled {
+                known.is_prompt = was_early;
+            } else if self.asked.contains(address) && !stalled && !known.is_counted {
+                known.miss(*address, &mut changes);
+            }
+            known.is_counted = false;
+        }
+        self.early.clear();
+        self.asked = asking.clone();
+        self.last = Some(now);
+        changes
+    }
+
+    /// Takes who has answered within [`EARLY`] of the last round. Of those that have not, and always did, this is one request too many for some.
+    pub(super) fn observe_early(&mut self, now: Instant, replies: &BTreeSet<IpAddr>) -> Changes {
+        let mut changes = Changes::default();
+        self.early.extend(replies);
+        let since = self.last.map(|last| now.saturating_duration_since(last));
+        if since.is_none_or(|since| since > EARLY_STALLED) {
+            return changes;
+        }
+        for (address, known) in &mut self.addresses {
+            let is_last = [MISSES, MISSES_OF_FLOWS].contains(&known.missed.saturating_add(1));
+            let is_late = self.asked.contains(address) && !self.early.contains(address);
+            if is_last && is_late && known.is_prompt {
+                known.is_counted = true;
                 known.miss(*address, &mut changes);
             }
         }
-        self.asked = asking.clone();
-        self.last = Some(now);
         changes
     }
 }
@@ -151,16 +186,55 @@ mod tests {
     }
 
     #[test]
-    fn flows_are_lost_after_three_more_misses_and_until_it_is_used_again() {
+    fn flows_are_lost_after_two_more_misses_and_until_it_is_used_again() {
         let mut world = World::new();
         world.round(true);
         let mut lost = |answers| {
             world.round(answers);
             world.health.is_lost(world.address)
         };
-        assert_eq!([false; 6].map(&mut lost), [false, false, false, false, false, true]);
+        assert_eq!([false; 5].map(&mut lost), [false, false, false, false, true]);
         assert_eq!([true; 3].map(&mut lost), [true, true, false]);
         assert_eq!([false, false, false, false, true, false, false, false].map(&mut lost), [false; 8]);
+    }
+
+    #[test]
+    fn one_that_was_prompt_is_left_half_a_round_earlier_and_another_is_not() {
+        for is_prompt in [true, false] {
+            let mut world = World::new();
+            let early = |world: &mut World, answers: bool| {
+                let replies = answers.then_some(world.address).into_iter().collect();
+                let changes = world.health.observe_early(world.now + EARLY, &replies);
+                (changes.down.len(), changes.lost.len())
+            };
+            world.round(false);
+            assert_eq!(early(&mut world, is_prompt), (0, 0));
+            world.round(!is_prompt);
+            let mut changes = Vec::new();
+            for _ in 0..5 {
+                changes.push(early(&mut world, false));
+                assert!(!world.health.is_lost(world.address) || changes.len() == 5);
+                world.round(false);
+            }
+            let expected = if is_prompt { [(0, 0), (0, 0), (1, 0), (0, 0), (0, 1)] } else { [(0, 0); 5] };
+            assert_eq!(changes, expected, "{is_prompt}");
+            assert!(world.health.is_lost(world.address), "in any case after the fifth");
+            // An answer is one whenever it comes, and each request counts once.
+            early(&mut world, true);
+            assert_eq!([false, true, true].map(|it| world.round(it)), [true, true, false]);
+        }
+    }
+
+    #[test]
+    fn nothing_is_judged_early_after_a_stall() {
+        let mut world = World::new();
+        world.round(false);
+        world.health.observe_early(world.now + EARLY, &[world.address].into());
+        for _ in 0..3 {
+            world.round(false);
+        }
+        let mut at = |time| world.health.observe_early(world.now + time, &BTreeSet::new()).down;
+        assert_eq!([2 * EARLY, EARLY].map(&mut at), [vec![], vec![IpAddr::from([10, 0, 0, 1])]]);
     }
 
     #[test]

@@ -6,40 +6,49 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fairlead_tunnel::EchoSockets;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::Shared;
-use super::health::{Changes, INTERVAL};
+use super::health::{Changes, EARLY, INTERVAL};
 
 /// Never ends.
 pub(super) async fn run(shared: Arc<Shared>) {
     let mut sockets = EchoSockets::new(rand::random());
-    run_with(shared, |asking| sockets.exchange(asking)).await;
+    let exchange = |asking: Option<&_>| match asking {
+        Some(asking) => sockets.exchange(asking),
+        None => sockets.replies(),
+    };
+    run_with(shared, exchange).await;
 }
 
-/// `exchange` returns who has replied since the last call, and asks these. Without gateways in use it waits for some.
+/// `exchange` returns who has replied since the last call, and asks these, if any. Without gateways in use it waits for some.
 pub(super) async fn run_with(
     shared: Arc<Shared>,
-    mut exchange: impl FnMut(&BTreeSet<IpAddr>) -> BTreeSet<IpAddr>,
+    mut exchange: impl FnMut(Option<&BTreeSet<IpAddr>>) -> BTreeSet<IpAddr>,
 ) {
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let asking = shared.registry().in_use();
         if asking.is_empty() {
-            shared.observe(&BTreeSet::new(), &asking);
+            let changes = shared.registry().observe(Instant::now(), &BTreeSet::new(), &asking);
+            shared.follow(changes);
             shared.probes.notified().await;
             continue;
         }
         ticks.tick().await;
-        let replies = exchange(&asking);
-        shared.observe(&replies, &asking);
+        let replies = exchange(Some(&asking));
+        let changes = shared.registry().observe(Instant::now(), &replies, &asking);
+        shared.follow(changes);
+        sleep(EARLY).await;
+        let replies = exchange(None);
+        let changes = shared.registry().observe_early(Instant::now(), &replies);
+        shared.follow(changes);
     }
 }
 
 impl Shared {
-    fn observe(&self, replies: &BTreeSet<IpAddr>, asking: &BTreeSet<IpAddr>) {
-        let Changes { down, lost, up } = self.registry().observe(Instant::now(), replies, asking);
+    fn follow(&self, Changes { down, lost, up }: Changes) {
         for gateway in &down {
             tracing::warn!(%gateway, "the egress gateway answers no echo requests; new flows go to others if there are any");
             self.metrics.failed_over();

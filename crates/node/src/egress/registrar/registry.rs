@@ -320,6 +320,11 @@ impl Registry {
         self.health.observe(now, replies, asking)
     }
 
+    /// Takes who has answered echo requests soon.
+    pub(super) fn observe_early(&mut self, now: Instant, replies: &BTreeSet<IpAddr>) -> Changes {
+        self.health.observe_early(now, replies)
+    }
+
     /// Says of clients from before the start what is known, if all gateways have been asked or it is time. Returns whether there were any.
     pub(super) fn settle(&mut self, now: Instant) -> bool {
         let before = self.unsettled.len();

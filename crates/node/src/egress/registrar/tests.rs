@@ -370,9 +370,9 @@ async fn a_gateway_that_answers_no_echo_requests_is_not_used() {
     let mut node = Node::of(&[&one, &two]);
     let silent: Arc<Mutex<Option<IpAddr>>> = Arc::default();
     let (silenced, mut asked) = (Arc::clone(&silent), BTreeSet::new());
-    let exchange = move |asking: &BTreeSet<IpAddr>| {
+    let exchange = move |asking: Option<&BTreeSet<IpAddr>>| {
         let silent = *silenced.lock().unwrap();
-        let asked = std::mem::replace(&mut asked, asking.clone());
+        let asked = std::mem::replace(&mut asked, asking.cloned().unwrap_or_default());
         asked.into_iter().filter(|address| Some(*address) != silent).collect()
     };
     let probes = probes::run_with(Arc::clone(&node.registrar.shared), exchange);
