@@ -22,9 +22,6 @@ pub fn invalid_selectors(egress: &Egress) -> Option<(&'static str, String)> {
     (!messages.is_empty()).then(|| (SELECTOR_INVALID, messages.join("; ")))
 }
 
-/// The reason where all gateways are available.
-const ALL: &str = "AllAvailable";
-
 /// Why an Egress is ready or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
@@ -49,7 +46,7 @@ impl Finding {
         let (ready, reason) = match available {
             0 => (false, "NoneAvailable"),
             _ if available < wanted => (true, "SomeAvailable"),
-            _ => (true, ALL),
+            _ => (true, "AllAvailable"),
         };
         let mut message = format!("{available} of {wanted} gateways are available");
         if let Some(failure) = status.and_then(failure).filter(|_| available < wanted) {
@@ -63,11 +60,9 @@ impl Finding {
         Self { ready, reason, message }
     }
 
-    /// With why some gateways are not available, if some are not: what is known of them is more than what their Deployment says.
+    /// With why some gateways are not available, also where enough are: those of a rollout that does not get on.
     pub fn because(mut self, reason: &str, cause: &str) -> Self {
-        if self.reason != ALL {
-            self.message = format!("{}: {reason}: {cause}", self.message);
-        }
+        self.message = format!("{}; {reason}: {cause}", self.message);
         self
     }
 }

@@ -10,6 +10,7 @@ use fairlead_api::resources::Egress;
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::objects::health_port;
 use fairlead_wire::http::Response;
+use futures::future::join_all;
 use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -17,7 +18,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, ResourceExt as _};
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::pods::{address, ask, gateway_pods};
 
@@ -25,6 +26,8 @@ use super::pods::{address, ask, gateway_pods};
 const INTERVAL: Duration = Duration::from_secs(10);
 /// Egresses that are looked at at the same time.
 const EGRESSES: usize = 4;
+/// For one of them, after which it is as it was at the last look.
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// Pods of each that are.
 const PODS: usize = 4;
 /// Seconds for which a pod may just be starting.
@@ -72,10 +75,19 @@ async fn run(
     loop {
         ticks.tick().await;
         let lacking = egresses.state().into_iter().filter(|egress| is_lacking(egress, &deployments));
+        let before = Arc::clone(&found.borrow());
         let causes: BTreeMap<String, Cause> = stream::iter(lacking)
             .map(|egress| {
-                let client = &client;
-                async move { Some((egress.uid()?, cause(client, &egress).await?)) }
+                let (client, before) = (&client, &before);
+                async move {
+                    let uid = egress.uid()?;
+                    // What could not be looked at is as it was: it has not been mended for that.
+                    let cause = match timeout(TIMEOUT, cause(client, &egress)).await {
+                        Ok(Ok(cause)) => cause,
+                        Ok(Err(_)) | Err(_) => before.get(&uid).cloned(),
+                    };
+                    Some((uid, cause?))
+                }
             })
             .buffer_unordered(EGRESSES)
             .filter_map(std::future::ready)
@@ -88,38 +100,39 @@ async fn run(
     }
 }
 
-/// Whether it has fewer gateways than it wants.
+/// Whether it has fewer gateways than it wants, or some that are not available.
 fn is_lacking(egress: &Egress, deployments: &Store<Deployment>) -> bool {
     let of = ObjectRef::new(&egress.name_any()).within(&egress.namespace().unwrap_or_default());
     let deployment = deployments.get(&of);
     let status = deployment.as_ref().and_then(|deployment| deployment.status.as_ref());
     let available = status.and_then(|status| status.available_replicas).unwrap_or_default();
-    egress.metadata.deletion_timestamp.is_none() && deployment.is_some() && available < egress.spec.replicas
+    // Of a rollout that does not get on: those of before are still available.
+    let unavailable = status.and_then(|status| status.unavailable_replicas).unwrap_or_default();
+    let is_lacking = available < egress.spec.replicas || unavailable > 0;
+    egress.metadata.deletion_timestamp.is_none() && deployment.is_some() && is_lacking
 }
 
-async fn cause(client: &Client, egress: &Egress) -> Option<Cause> {
+async fn cause(client: &Client, egress: &Egress) -> kube::Result<Option<Cause>> {
     let pods = match gateway_pods(client, egress).await {
         Ok(pods) => pods,
         Err(error) => {
             let (namespace, egress) = (egress.namespace(), egress.name_any());
             tracing::debug!(namespace, egress, %error, "cannot list gateway pods");
-            return None;
+            return Err(error);
         }
     };
     let now = Timestamp::now();
     let failing: Vec<&Pod> = pods.iter().filter(|pod| is_due(pod, now)).take(PODS).collect();
     if let Some(cause) = failing.iter().find_map(|pod| of_pod(pod)) {
-        return Some(cause);
+        return Ok(Some(cause));
     }
-    for pod in failing {
-        if let Some(address) = address(pod)
-            && let Some(answer) = ask(address, health_port(pod), "/readyz").await
-            && let Some(cause) = of_answer(pod, &answer)
-        {
-            return Some(cause);
-        }
-    }
-    None
+    let asked = join_all(failing.iter().map(|pod| of_itself(pod))).await;
+    Ok(asked.into_iter().flatten().next().or_else(|| failing.iter().find_map(|pod| of_last_end(pod))))
+}
+
+/// What a gateway that runs says of itself.
+async fn of_itself(pod: &Pod) -> Option<Cause> {
+    of_answer(pod, &ask(address(pod)?, health_port(pod), "/readyz").await?)
 }
 
 /// Whether a pod should be ready by now, and is not.
@@ -127,7 +140,10 @@ fn is_due(pod: &Pod, now: Timestamp) -> bool {
     let made = pod.metadata.creation_timestamp.as_ref();
     let is_old = made.is_some_and(|made| now.duration_since(made.0).as_secs() >= STARTING);
     let is_ready = condition(pod, "Ready").is_some_and(|ready| ready.status == "True");
-    is_old && !is_ready && pod.metadata.deletion_timestamp.is_none()
+    // One that was evicted stays, and another one takes its place.
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let has_ended = matches!(phase, Some("Failed" | "Succeeded"));
+    is_old && !is_ready && !has_ended && pod.metadata.deletion_timestamp.is_none()
 }
 
 fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
@@ -161,8 +177,18 @@ fn of_container(status: &ContainerStatus) -> Option<String> {
     is_failure.then(|| format!("container {}: {reason}: {message}", status.name))
 }
 
+/// How a container ended that runs again, and has not become ready.
+fn of_last_end(pod: &Pod) -> Option<Cause> {
+    let all = pod.status.as_ref()?.container_statuses.iter().flatten().filter(|status| !status.ready);
+    let text =
+        all.filter_map(|status| Some((status, status.last_state.as_ref()?.terminated.as_ref()?))).next();
+    let (status, ended) = text.filter(|(_, ended)| ended.exit_code != 0)?;
+    let text = format!("container {}: ended with exit code {}, and runs again", status.name, ended.exit_code);
+    Some(of(pod, "GatewayPodFails", &text))
+}
+
 /// What a gateway that runs says at `/readyz`.
-fn of_answer(pod: &Pod, answer: &Response) -> Option<Cause> {
+pub(super) fn of_answer(pod: &Pod, answer: &Response) -> Option<Cause> {
     if answer.status == 200 {
         return None;
     }

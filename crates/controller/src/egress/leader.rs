@@ -76,9 +76,11 @@ pub(super) fn start(subsystem: &mut Subsystem, client: &Client, settings: &Setti
         SourceAddresses::start(subsystem, client, &settings.source_addresses);
     let (causes, changed_causes) =
         causes::start(subsystem, client.clone(), egresses.store.clone(), deployments.store.clone());
+    let (warnings, changed_warnings) = costs::start(subsystem, client.clone(), egresses.store.clone());
     let watches = [
         changed_ranges,
         changed_causes,
+        changed_warnings,
         egresses.subscribe(),
         deployments.subscribe(),
         services.subscribe(),
@@ -99,7 +101,6 @@ pub(super) fn start(subsystem: &mut Subsystem, client: &Client, settings: &Setti
         accounts: accounts.store,
         bindings: bindings.store,
     };
-    subsystem.spawn("deletion costs", costs::run(client.clone(), stores.egresses.clone()));
     let reporter = Reporter::from("fairlead-egress-controller");
     let events = EventPublisher::start(subsystem, client.clone(), reporter, metrics.events.clone());
     let writer = Arc::new(Writer::default());
@@ -110,7 +111,7 @@ pub(super) fn start(subsystem: &mut Subsystem, client: &Client, settings: &Setti
         writer,
         stores,
         ranges: cluster_ranges,
-        causes,
+        causes: [causes, warnings],
         sources,
         events,
         metrics: metrics.clone(),
@@ -141,7 +142,8 @@ struct Leader {
     writer: Arc<Writer>,
     stores: Stores,
     ranges: watch::Receiver<Ranges>,
-    causes: watch::Receiver<Causes>,
+    /// Why gateways are not available, and what is wrong with those that are.
+    causes: [watch::Receiver<Causes>; 2],
     sources: SourceAddresses,
     events: EventPublisher,
     metrics: Metrics,
@@ -207,7 +209,7 @@ impl Leader {
             shared,
             ranges,
             sources: decisions,
-            causes: Arc::clone(&self.causes.borrow()),
+            causes: self.causes.each_ref().map(|causes| Arc::clone(&causes.borrow())),
         };
         let outcomes: Vec<_> = stream::iter(due)
             .map(|egress| {
@@ -254,7 +256,7 @@ impl Leader {
         if let Some(Finding { reason, message, .. }) = problem.as_ref().filter(|_| problem != memory.problem)
         {
             let (namespace, name) = (egress.namespace(), egress.name_any());
-            tracing::warn!(namespace, egress = name, reason, message, "cannot deploy gateways");
+            tracing::warn!(namespace, egress = name, reason, message, "an Egress does not work as it says");
         }
         memory.problem.clone_from(&problem);
         let now = Instant::now();

@@ -24,12 +24,25 @@ use fairlead_cluster::events::EventMetrics;
 use fairlead_cluster::http::MetricsAddress;
 use fairlead_cluster::metrics::register;
 use fairlead_cluster::subsystem::Supervisor;
+use k8s_openapi::api::core::v1::Pod;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use crate::leadership::{self, Changes, lead_while_elected};
 use crate::work_queue::{ReconcileMetrics, WorkQueueMetrics};
 use crate::{election, replica};
+
+/// The deletion cost of a gateway that answers a request for `/load` with this; `None` if that says none. For fuzz targets and recorded
+/// answers; the program parses the answers of gateways in the same way.
+pub fn cost_of_answer(answer: &[u8]) -> Option<i32> {
+    costs::of_answer(&pods::parse(answer)?)
+}
+
+/// Why a gateway is not ready that answers a request for `/readyz` with this; `None` if that says nothing. For fuzz targets and recorded
+/// answers, as [`cost_of_answer`].
+pub fn cause_of_answer(answer: &[u8]) -> Option<String> {
+    Some(causes::of_answer(&Pod::default(), &pods::parse(answer)?)?.message)
+}
 
 /// How the program is to run.
 #[derive(Debug, Clone)]

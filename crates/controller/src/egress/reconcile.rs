@@ -2,13 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use fairlead_api::names::EGRESS_PROGRAM;
 use fairlead_api::resources::{Egress, EgressSourceAddress};
 use fairlead_cluster::writes::is_stale;
+use fairlead_egress::EgressName;
+use fairlead_egress::client::problem_of_all_pods;
+use fairlead_egress::destinations::Destinations;
 use fairlead_egress::objects::{Defaults, Objects, objects, service_account, take_back_ports};
 use fairlead_egress::status::{self, Finding};
+use ipnet::IpNet;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Service, ServiceAccount};
@@ -49,8 +54,8 @@ pub(super) struct Reconciler {
     pub(super) ranges: Ranges,
     /// Source addresses, by the UIDs of Egresses.
     pub(super) sources: BTreeMap<String, Decision>,
-    /// Why gateways are not available.
-    pub(super) causes: Causes,
+    /// Why gateways are not available, and what is wrong with those that are: the first is said.
+    pub(super) causes: [Causes; 2],
 }
 
 /// What an Egress has of each kind.
@@ -63,6 +68,8 @@ struct Live {
 impl Reconciler {
     pub(super) async fn reconcile(&self, egress: &Egress) -> Outcome {
         let (namespace, name) = (egress.namespace(), egress.name_any());
+        let uid = egress.metadata.uid.as_ref();
+        let cause = uid.and_then(|uid| self.causes.iter().find_map(|causes| causes.get(uid))).cloned();
         let problem = match objects(egress, &self.defaults) {
             Ok(objects) => {
                 match self.write(egress, objects).await.map_err(|failure| (failure.finding(), failure)) {
@@ -71,7 +78,7 @@ impl Reconciler {
                     // What the status says may still be true.
                     Err((None, failure)) => {
                         tracing::warn!(namespace, egress = name, %failure, "cannot deploy gateways; retrying");
-                        return Outcome { problem: None, cause: None, is_done: false };
+                        return Outcome { problem: None, cause, is_done: false };
                     }
                 }
             }
@@ -81,11 +88,23 @@ impl Reconciler {
         // What is refused is no failure: the gateways are as the Egress says otherwise, and another attempt changes nothing.
         let is_done = problem.is_none();
         let decision = egress.metadata.uid.as_ref().and_then(|uid| self.sources.get(uid));
-        let problem = problem.or_else(|| decision?.finding());
+        let problem = problem.or_else(|| decision?.finding()).or_else(|| self.useless(egress));
         let said = decision.map(Decision::status).unwrap_or_default();
-        let cause = egress.metadata.uid.as_ref().and_then(|uid| self.causes.get(uid)).cloned();
         let written = self.write_status(egress, problem.as_ref(), cause.as_ref(), said).await;
         Outcome { is_done: is_done && written, cause, problem }
+    }
+
+    /// Why no pod can use the gateways, although they run.
+    fn useless(&self, egress: &Egress) -> Option<Finding> {
+        let spec = &egress.spec;
+        let destinations = Destinations::parse(&spec.destinations, &spec.excluded_destinations).ok()?;
+        let service = cached(egress, &self.stores.services)?;
+        let cluster_ips = service.spec.iter().flat_map(|spec| spec.cluster_ips.iter().flatten());
+        let cluster_ips = cluster_ips.filter_map(|address| address.parse::<IpAddr>().ok()).collect();
+        let ranges = self.ranges.as_ref()?.joined.iter().filter_map(|prefix| prefix.parse::<IpNet>().ok());
+        let name = EgressName { namespace: egress.namespace()?, name: egress.name_any() };
+        let problem = problem_of_all_pods(&name, &destinations, cluster_ips, &ranges.collect())?;
+        Some(Finding::problem(problem.reason(), problem.to_string()))
     }
 
     /// Applies the objects, unless one of their names is taken: then none.

@@ -1,9 +1,12 @@
 //! One API server with the controllers of Kubernetes and the controller of egress gateways, for all tests of this program. The
 //! controller runs beside the API server with the rights of its ServiceAccount; the pods of gateways never start.
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -121,6 +124,29 @@ impl Bed {
         find(&found).unwrap()["message"].as_str().unwrap().to_owned()
     }
 
+    /// The condition `Ready` of Egress `nat` and an Event have these words.
+    pub(crate) fn is_named(&self, namespace: &str, reason: &str, words: &str) {
+        self.until(namespace, &["egress", "nat"], |egress| {
+            let conditions = egress["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            let ready = conditions.iter().find(|condition| condition["type"] == "Ready");
+            let message = ready.and_then(|ready| ready["message"].as_str()).unwrap_or_default();
+            ensure!(message.contains(&format!("{reason}: ")) && message.contains(words), "{message}");
+            Ok(())
+        });
+        let is_published = || {
+            let events = self.get(&["events.events.k8s.io", "--namespace", namespace])?;
+            let events = events["items"].as_array().cloned().unwrap_or_default();
+            let is_it = |event: &Value| {
+                event["regarding"]["name"] == "nat"
+                    && event["reason"] == reason
+                    && event["note"].as_str().is_some_and(|note| note.contains(words))
+            };
+            ensure!(events.iter().any(is_it), "{events:?}");
+            Ok(())
+        };
+        eventually(TIMEOUT, is_published).unwrap();
+    }
+
     pub(crate) fn namespace(&self, name: &str) {
         self.plane.apply(&format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {name}}}\n")).unwrap();
     }
@@ -174,4 +200,23 @@ pub(crate) fn egress(namespace: &str, name: &str, fields: &Value) -> String {
         "metadata": { "name": name, "namespace": namespace }, "spec": spec,
     })
     .to_string()
+}
+
+/// A gateway whose answer to requests for a path is this: status and body.
+pub(crate) fn serve(
+    address: &str,
+    port: u16,
+    path: &'static str,
+    answer: impl Fn() -> (&'static str, String) + Send + 'static,
+) {
+    let listener = TcpListener::bind((address, port)).unwrap();
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut request = [0; 1024];
+            let length = stream.read(&mut request).unwrap_or_default();
+            assert!(request[..length].starts_with(format!("GET {path} HTTP/1.1\r\n").as_bytes()));
+            let (status, body) = answer();
+            let _ = write!(stream, "HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        }
+    });
 }

@@ -1,7 +1,5 @@
 //! Costs of deletion: pods that say of themselves how many connections they have.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -10,25 +8,21 @@ use anyhow::ensure;
 use serde_json::{Value, json};
 use testbed_lab::eventually;
 
-use crate::bed::{Bed, TIMEOUT, bed, egress};
+use crate::bed::{Bed, TIMEOUT, bed, egress, serve};
 
 const COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
 /// The port that the pods of Egresses serve their load at.
 const PORT: u16 = 8080;
 
-/// A gateway that answers at `/load`.
-fn serve(address: &str, connections: Arc<AtomicU64>) {
-    let listener = TcpListener::bind((address, PORT)).unwrap();
-    thread::spawn(move || {
-        for mut stream in listener.incoming().flatten() {
-            let mut request = [0; 1024];
-            let length = stream.read(&mut request).unwrap_or_default();
-            assert!(request[..length].starts_with(b"GET /load HTTP/1.1\r\n"));
-            let connections = connections.load(Ordering::Relaxed);
-            let body = format!("{{\"connections\":{connections},\"clients\":1,\"draining\":false}}");
-            let _ = write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
-        }
+/// A gateway that says what it has to do, and whether its clock is wrong.
+fn says(address: &str, connections: Arc<AtomicU64>, clock_error: Option<i64>) {
+    serve(address, PORT, "/load", move || {
+        let connections = connections.load(Ordering::Relaxed);
+        let load = json!({
+            "connections": connections, "clients": 1, "draining": false, "clockErrorSeconds": clock_error,
+        });
+        ("200 OK", load.to_string())
     });
 }
 
@@ -96,11 +90,11 @@ fn gateways_with_fewer_connections_cost_less() {
     let names = gateways(&bed, namespace);
     let addresses = ["127.77.0.1", "127.77.0.2", "127.77.0.3"];
     for ((name, load), address) in names.iter().zip(&loads).zip(addresses) {
-        serve(address, Arc::clone(load));
+        says(address, Arc::clone(load), (address == addresses[1]).then_some(-3600));
         runs(&bed, namespace, name, address);
     }
     foreign(&bed, namespace);
-    serve(addresses[2], Arc::new(AtomicU64::new(1)));
+    says(addresses[2], Arc::new(AtomicU64::new(1)), Some(7200));
     runs(&bed, namespace, "foreign", addresses[2]);
     let cost = |pod: &Value| pod["metadata"]["annotations"][COST].clone();
     let costs = |expected: [&str; 2]| {
@@ -112,6 +106,8 @@ fn gateways_with_fewer_connections_cost_less() {
         }
     };
     costs(["3", "10"]);
+    let words = format!("pod {}: the clock of its node is at least 3600 s behind", names[1]);
+    bed.is_named(namespace, "ClockWrong", &words);
     // The order is another one.
     loads[0].store(3000, Ordering::Relaxed);
     loads[1].store(0, Ordering::Relaxed);

@@ -33,6 +33,24 @@ fn the_ranges_of_the_cluster_are_in_the_status() {
 }
 
 #[test]
+fn destinations_with_the_address_of_the_service_are_named_unless_it_is_excluded() {
+    let (bed, namespace) = (bed(), "swallowed");
+    bed.namespace(namespace);
+    let of = |excluded: &[&str]| {
+        let spec =
+            json!({ "destinations": ["10.0.0.0/8", "192.0.2.0/24"], "excludedDestinations": excluded });
+        bed.plane.apply(&egress(namespace, "nat", &spec)).unwrap();
+    };
+    of(&[]);
+    bed.ready(namespace, "nat", "False", "SwallowsTunnel");
+    // The gateways are deployed, so that a change of the Egress is all that is missing.
+    let service = bed.there(namespace, &["service", "nat"]);
+    let address = service["spec"]["clusterIP"].as_str().unwrap().to_owned();
+    of(&[&format!("{address}/32")]);
+    bed.ready(namespace, "nat", "False", "NoneAvailable");
+}
+
+#[test]
 fn a_selector_that_cannot_be_has_a_condition_and_an_event_and_gateways_are_deployed() {
     let (bed, namespace) = (bed(), "selectors");
     bed.namespace(namespace);

@@ -1,24 +1,31 @@
 //! Which gateways a scale-down takes: those with the least to do. The controller of ReplicaSets deletes pods of the lowest
-//! `controller.kubernetes.io/pod-deletion-cost` first, so gateways are asked now and then how many connections they have.
+//! `controller.kubernetes.io/pod-deletion-cost` first, so gateways are asked now and then how many connections they have. They then say, too,
+//! whether their clock is wrong.
 
 mod ask;
 mod order;
 
+use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_api::resources::Egress;
+use fairlead_cluster::subsystem::Subsystem;
 use fairlead_cluster::writes::is_stale;
 use fairlead_egress::objects::metrics_port;
+use fairlead_wire::http::Response;
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
+use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
-use self::order::{Gateway, changes, cost};
+use self::order::{Gateway, Load, changes, cost};
+use super::causes::{Cause, Causes};
 use super::pods::{address, gateway_pods};
 
 /// How often gateways are asked.
@@ -32,33 +39,91 @@ const EGRESSES: usize = 4;
 /// The annotation of pods that the controller of ReplicaSets reads (k8s.io/kubernetes/pkg/apis/core, `PodDeletionCost`).
 const ANNOTATION: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-/// Runs until it is dropped. `egresses` may be empty at first.
-pub(super) async fn run(client: Client, egresses: Store<Egress>) -> std::convert::Infallible {
+/// Starts the task, and returns which gateways have wrong clocks, and a signal of changes.
+pub(super) fn start(
+    subsystem: &mut Subsystem,
+    client: Client,
+    egresses: Store<Egress>,
+) -> (watch::Receiver<Causes>, watch::Receiver<u64>) {
+    let (found, warnings) = watch::channel(Causes::default());
+    let (changed, signal) = watch::channel(1);
+    subsystem.spawn("deletion costs", run(client, egresses, found, changed));
+    (warnings, signal)
+}
+
+/// `egresses` may be empty at first.
+async fn run(
+    client: Client,
+    egresses: Store<Egress>,
+    found: watch::Sender<Causes>,
+    changed: watch::Sender<u64>,
+) -> Infallible {
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let has_order =
-            |egress: &Arc<Egress>| egress.spec.replicas > 1 && egress.metadata.deletion_timestamp.is_none();
-        let due = stream::iter(egresses.state().into_iter().filter(has_order));
-        due.for_each_concurrent(EGRESSES, async |egress| look(&client, &egress).await).await;
+        let is_there = |egress: &Arc<Egress>| egress.metadata.deletion_timestamp.is_none();
+        let before = Arc::clone(&found.borrow());
+        let warnings: BTreeMap<String, Cause> = stream::iter(egresses.state().into_iter().filter(is_there))
+            .map(|egress| {
+                let (client, before) = (&client, &before);
+                async move {
+                    let uid = egress.uid()?;
+                    let warning = look(client, &egress).await;
+                    Some((uid.clone(), warning.unwrap_or_else(|_| before.get(&uid).cloned())?))
+                }
+            })
+            .buffer_unordered(EGRESSES)
+            .filter_map(std::future::ready)
+            .collect()
+            .await;
+        if **found.borrow() != warnings {
+            found.send_replace(Arc::new(warnings));
+            changed.send_modify(|generation| *generation = generation.wrapping_add(1));
+        }
     }
 }
 
-/// Asks the gateways of an Egress, and writes what differs. What fails is tried again by the next look.
-async fn look(client: &Client, egress: &Egress) {
+/// Asks the gateways of an Egress, and writes what differs. What cannot be written is tried again by the next look.
+///
+/// # Errors
+/// The API server does not list the gateways.
+async fn look(client: &Client, egress: &Egress) -> kube::Result<Option<Cause>> {
     let (namespace, name) = (egress.namespace().unwrap_or_default(), egress.name_any());
-    let api = Api::<Pod>::namespaced(client.clone(), &namespace);
-    let pods = match gateway_pods(client, egress).await {
-        Ok(pods) => pods,
-        Err(error) => {
-            return tracing::warn!(namespace, egress = name, %error, "cannot list gateway pods; their deletion costs stay");
-        }
-    };
+    let pods = gateway_pods(client, egress).await.inspect_err(|error| {
+        tracing::warn!(namespace, egress = name, %error, "cannot list gateway pods; their deletion costs stay");
+    })?;
     let most =
         usize::try_from(egress.spec.replicas).unwrap_or_default().saturating_mul(2).saturating_add(MORE);
     let pods: Vec<Pod> = pods.into_iter().filter(is_running).take(most).collect();
-    let gateways: Vec<Gateway> = stream::iter(&pods).map(gateway).buffered(CONCURRENCY).collect().await;
+    let loads: Vec<Option<Load>> = stream::iter(&pods).map(load).buffered(CONCURRENCY).collect().await;
+    // Of one gateway there is no order.
+    if egress.spec.replicas > 1 {
+        write(client, egress, &pods, &loads).await;
+    }
+    Ok(pods.iter().zip(&loads).find_map(|(pod, load)| clock(pod, (*load)?)))
+}
+
+/// That the clock of a gateway is wrong.
+fn clock(pod: &Pod, load: Load) -> Option<Cause> {
+    let seconds = load.clock_error_seconds?;
+    let direction = if seconds > 0 { "ahead of" } else { "behind" };
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or("its node");
+    let message = format!(
+        "pod {}: the clock of {node} is at least {} s {direction} the API server's; set its time",
+        pod.name_any(),
+        seconds.unsigned_abs()
+    );
+    Some(Cause { reason: "ClockWrong", message })
+}
+
+async fn write(client: &Client, egress: &Egress, pods: &[Pod], loads: &[Option<Load>]) {
+    let (namespace, name) = (egress.namespace().unwrap_or_default(), egress.name_any());
+    let api = Api::<Pod>::namespaced(client.clone(), &namespace);
+    let present = |pod: &Pod| pod.annotations().get(ANNOTATION).and_then(|cost| cost.parse().ok());
+    let gateway =
+        |(pod, load): (&Pod, &Option<Load>)| Gateway { present: present(pod), wanted: load.and_then(cost) };
+    let gateways: Vec<Gateway> = pods.iter().zip(loads).map(gateway).collect();
     for (index, cost) in changes(&gateways) {
         let Some(pod) = pods.get(index) else { continue };
         let patch =
@@ -82,11 +147,11 @@ fn is_running(pod: &Pod) -> bool {
     phase == Some("Running") && pod.metadata.deletion_timestamp.is_none()
 }
 
-async fn gateway(pod: &Pod) -> Gateway {
-    let present = pod.annotations().get(ANNOTATION).and_then(|cost| cost.parse().ok());
-    let load = match address(pod) {
-        Some(address) => ask::load(address, metrics_port(pod)).await,
-        None => None,
-    };
-    Gateway { present, wanted: load.and_then(cost) }
+/// The cost of a gateway that answers this.
+pub(super) fn of_answer(answer: &Response) -> Option<i32> {
+    ask::of_answer(answer).and_then(cost)
+}
+
+async fn load(pod: &Pod) -> Option<Load> {
+    ask::load(address(pod)?, metrics_port(pod)).await
 }

@@ -4,12 +4,14 @@ use serde::Deserialize;
 
 /// What a gateway says at `/load`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub(super) struct Load {
     /// Tracked connections; `None` before it has counted them.
     pub(super) connections: Option<u64>,
     /// It ends when its flows have.
     pub(super) draining: bool,
+    /// By how many seconds its clock is ahead of the API server's (positive) or behind it; `None` if that has not been seen.
+    pub(super) clock_error_seconds: Option<i64>,
 }
 
 /// A gateway, as far as costs are concerned.
@@ -61,7 +63,7 @@ mod tests {
     use super::*;
 
     fn connections(count: u64) -> Option<i32> {
-        cost(Load { connections: Some(count), draining: false })
+        cost(Load { connections: Some(count), ..Load::default() })
     }
 
     #[test]
@@ -71,7 +73,7 @@ mod tests {
             [0, 1, 2, 2, 3, 10, 10, 11]
         );
         assert_eq!(connections(u64::MAX), Some(64));
-        assert_eq!(cost(Load { connections: Some(1000), draining: true }), Some(-1));
+        assert_eq!(cost(Load { connections: Some(1000), draining: true, ..Load::default() }), Some(-1));
         assert_eq!(cost(Load::default()), None);
     }
 
