@@ -13,7 +13,8 @@ use super::facts::Permitted;
 use super::pace::Pace;
 use crate::egress::registrar::HeardHold;
 
-/// How long what was there at the start stays without being confirmed, once all gateways that may hold it have been heard, and in any case.
+/// How long what was there at the start stays without being confirmed: once all gateways that may hold it have been heard, and once it is
+/// known which gateways there are. Before, none could have confirmed it: that takes a token of the API server.
 const CONFIRMED: Duration = Duration::from_secs(2);
 const CONFIRMED_UNHEARD: Duration = Duration::from_secs(30);
 
@@ -237,12 +238,13 @@ pub(super) fn awaited(
 pub(super) struct Adopted {
     /// With the time since when it could have been confirmed.
     addresses: BTreeMap<IpAddr, Option<Instant>>,
-    started: Instant,
+    /// Since when it is known which gateways there are.
+    known: Option<Instant>,
 }
 
 impl Adopted {
-    pub(super) fn new(addresses: BTreeSet<IpAddr>, now: Instant) -> Self {
-        Self { addresses: addresses.into_iter().map(|address| (address, None)).collect(), started: now }
+    pub(super) fn new(addresses: BTreeSet<IpAddr>) -> Self {
+        Self { addresses: addresses.into_iter().map(|address| (address, None)).collect(), known: None }
     }
 
     /// Whether none is left.
@@ -258,28 +260,31 @@ impl Adopted {
         awaited: Option<&BTreeSet<IpAddr>>,
         now: Instant,
     ) -> BTreeSet<IpAddr> {
+        if awaited.is_some() {
+            self.known.get_or_insert(now);
+        }
         for (address, since) in &mut self.addresses {
             if awaited.is_some_and(|awaited| !awaited.contains(address)) {
                 since.get_or_insert(now);
             }
         }
-        let started = self.started;
+        let known = self.known;
         self.addresses.retain(|address, since| {
-            let is_over = end(started, *since).is_none_or(|end| end <= now);
+            let is_over = end(known, *since).is_some_and(|end| end <= now);
             !is_over && !plan.announced.contains_key(address)
         });
         self.addresses.keys().copied().collect()
     }
 
-    /// When the next of them is removed; `None` if none is left.
+    /// When the next of them is removed; `None` if none is left, or it is not known which gateways there are.
     pub(super) fn end(&self) -> Option<Instant> {
-        self.addresses.values().filter_map(|since| end(self.started, *since)).min()
+        self.addresses.values().filter_map(|since| end(self.known, *since)).min()
     }
 }
 
 /// When an address ends that could have been confirmed since then.
-fn end(started: Instant, since: Option<Instant>) -> Option<Instant> {
-    let latest = started.checked_add(CONFIRMED_UNHEARD);
+fn end(known: Option<Instant>, since: Option<Instant>) -> Option<Instant> {
+    let latest = known.and_then(|known| known.checked_add(CONFIRMED_UNHEARD));
     since.and_then(|since| since.checked_add(CONFIRMED)).into_iter().chain(latest).min()
 }
 
@@ -394,7 +399,7 @@ mod tests {
     fn what_was_there_at_the_start_stays_until_it_is_confirmed_or_two_seconds_after_it_could_have_been() {
         let second = Duration::from_secs(1);
         let (start, both) = (Instant::now(), ["192.0.2.40", "192.0.2.41"].map(address));
-        let mut adopted = Adopted::new(both.into(), start);
+        let mut adopted = Adopted::new(both.into());
         let (nothing, none) = (Plan::default(), BTreeSet::new());
         assert_eq!(adopted.kept(&nothing, None, start + 10 * second).len(), 2, "the API server is away");
         // The gateway of one of them does not answer yet.
@@ -402,17 +407,23 @@ mod tests {
         assert_eq!(adopted.kept(&nothing, Some(&awaited), start + 11 * second).len(), 2);
         assert_eq!(adopted.end(), Some(start + 13 * second));
         assert_eq!(adopted.kept(&nothing, Some(&awaited), start + 13 * second), [both[1]].into());
-        assert_eq!(adopted.end(), Some(start + 30 * second));
+        assert_eq!(
+            adopted.end(),
+            Some(start + 41 * second),
+            "30 s after it is known which gateways there are"
+        );
         assert_eq!(adopted.kept(&nothing, Some(&none), start + 20 * second), [both[1]].into());
         assert_eq!(adopted.end(), Some(start + 22 * second));
         let confirmed = planned(&[hold(5, "192.0.2.41", 3)], &BTreeMap::new());
         assert!(adopted.kept(&confirmed, Some(&none), start + 21 * second).is_empty() && adopted.is_empty());
         assert_eq!(adopted.end(), None);
-        for awaited in [None, Some(&BTreeSet::from(both))] {
-            let mut adopted = Adopted::new(both.into(), start);
-            assert_eq!(adopted.kept(&nothing, awaited, start + 29 * second).len(), 2);
-            assert!(adopted.kept(&nothing, awaited, start + 30 * second).is_empty(), "after 30 s");
-        }
+        let mut adopted = Adopted::new(both.into());
+        assert_eq!(adopted.kept(&nothing, None, start + 3600 * second).len(), 2, "the API server is away");
+        assert_eq!(adopted.end(), None);
+        let (unheard, there) = (BTreeSet::from(both), start + 3601 * second);
+        assert_eq!(adopted.kept(&nothing, Some(&unheard), there).len(), 2);
+        assert_eq!(adopted.kept(&nothing, Some(&unheard), there + 29 * second).len(), 2);
+        assert!(adopted.kept(&nothing, Some(&unheard), there + 30 * second).is_empty(), "after 30 s");
     }
 
     #[test]

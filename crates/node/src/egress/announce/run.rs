@@ -70,7 +70,7 @@ pub(super) async fn run(deps: AnnounceDeps) -> Infallible {
     let (mut holds, mut heard) = (deps.registrar.hold_changes(), deps.registrar.changes());
     let (mut listed, mut slices, mut pods) =
         (deps.egresses.subscribe(), deps.slices.subscribe(), deps.pods.subscribe());
-    let adopted = Adopted::new(deps.sources.announced.borrow().clone(), Instant::now());
+    let adopted = Adopted::new(deps.sources.announced.borrow().clone());
     let mut announcer = Announcer {
         deps,
         adopted,
