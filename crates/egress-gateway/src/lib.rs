@@ -25,6 +25,7 @@ mod data_path;
 mod drain;
 mod exhaustion;
 pub mod facts;
+mod former;
 mod health;
 mod holds;
 mod metrics;
@@ -219,6 +220,7 @@ fn start_watches(
     caches.readiness(Arc::clone(&watches) as Arc<dyn Readiness>);
     let (known, is_known) = watch::channel(false);
     caches.spawn("cluster", follow(watches, Arc::clone(shared), table.clone(), known));
+    caches.spawn("former connections", former::delete(Arc::clone(shared), settings.addresses.clone()));
     let grace = Arc::clone(shared);
     caches.spawn("grace period", async move {
         tokio::time::sleep(GRACE).await;

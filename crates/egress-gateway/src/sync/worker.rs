@@ -294,11 +294,12 @@ impl Worker {
         Ok(())
     }
 
-    /// Deletes copies of connections with addresses that the Egress has no longer: no other gateway would say that they have ended.
+    /// Deletes connections with addresses that the Egress has no longer, copies and own ones: their packets leave no more, and no other
+    /// gateway would say that they have ended.
     fn delete_former(&mut self, former: &Slots) -> Result<()> {
         let is_there = |address: &IpAddr| self.slots.values().any(|slot| slot.addresses.contains(address));
-        let of_others = former.values().filter(|slot| !slot.is_held).flat_map(|slot| &slot.addresses);
-        let gone: BTreeSet<IpAddr> = of_others.filter(|address| !is_there(address)).copied().collect();
+        let all = former.values().flat_map(|slot| &slot.addresses);
+        let gone: BTreeSet<IpAddr> = all.filter(|address| !is_there(address)).copied().collect();
         let flows = self.table.translated_to(&gone)?;
         let changes: Vec<TableChange> =
             flows.iter().map(|flow| TableChange::DeleteReply(flow.reply)).collect();

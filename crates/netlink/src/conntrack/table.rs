@@ -73,6 +73,21 @@ impl ConnectionTable {
         Ok(flows)
     }
 
+    /// Connections of IPv4 and IPv6 whose source is translated, to whatever address.
+    ///
+    /// # Errors
+    /// As [`Self::translated_to`].
+    pub fn translated(&mut self) -> Result<Vec<Flow>> {
+        let what = "list connections that are translated";
+        let mut filter = AttributeWriter::new(&header(libc::AF_UNSPEC as u8));
+        filter.be32(STATUS, STATUS_SOURCE_TRANSLATED);
+        filter.be32(STATUS_MASK, STATUS_SOURCE_TRANSLATED);
+        let mut flows = self.dump(filter.finish(what)?, what)?;
+        // Kernels before 5.15 list all of them.
+        flows.retain(|flow| flow.status & STATUS_SOURCE_TRANSLATED != 0);
+        Ok(flows)
+    }
+
     /// All connections.
     ///
     /// # Errors
