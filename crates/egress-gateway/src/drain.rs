@@ -31,7 +31,12 @@ pub(crate) async fn drain(
     loop {
         if shared.condition().standby {
             // Node programs send them there as soon as both gateways have said so.
-            sleep(HANDOVER).await;
+            tokio::select! {
+                () = sleep(HANDOVER) => {}
+                signal = signals.next() => if signal.is_some() {
+                    return tracing::warn!("another signal ends the drain while clients follow the source addresses");
+                },
+            }
             // It may have been given one just when it was told to end.
             if shared.condition().standby {
                 return tracing::info!("flows go on at the gateways that hold the source addresses now");

@@ -39,6 +39,7 @@ mod shared;
 pub mod sync;
 mod watches;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -264,7 +265,7 @@ async fn follow(watches: Arc<Watches>, shared: Arc<Shared>, table: SourceTable, 
                     // The data path begins with what an earlier process held.
                     let held = table.held();
                     shared.set_standby(held.is_empty());
-                    shared.set_sources(Some(holds::sources(slots, &held)));
+                    shared.set_sources(Some(holds::sources(slots, &held, &BTreeMap::new())));
                 }
                 shared.set_slots(cluster.slots);
                 shared.set_destinations(cluster.destinations);

@@ -39,6 +39,8 @@ pub(crate) struct HeldAddress {
     pub(crate) term: u64,
     /// Until when, unless that is said again.
     pub(crate) until: Instant,
+    /// It was handed over a moment ago, and clients are not to come for it yet.
+    pub(crate) settling: bool,
 }
 
 impl HeldAddress {
@@ -47,7 +49,8 @@ impl HeldAddress {
         let address = wire::octets(self.address);
         let left = self.until.checked_duration_since(now)?.as_millis();
         let valid_milliseconds = u32::try_from(left).unwrap_or(u32::MAX);
-        (left > 0).then_some(wire::Hold { address, term: self.term, valid_milliseconds })
+        let Self { term, settling, .. } = self;
+        (left > 0).then_some(wire::Hold { address, term, valid_milliseconds, settling })
     }
 }
 

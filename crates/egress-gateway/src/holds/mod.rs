@@ -212,7 +212,9 @@ impl Holds {
         });
         let (actions, held, undecided, taken, since) = round;
         let instant = Instant::now();
+        let settling = done.settling.len();
         done.settling.retain(|_, at| *at > instant);
+        let is_settled = done.settling.len() < settling;
         for (slot, cause) in taken {
             tracing::info!(slot, ?cause, "this gateway holds a source address");
             self.metrics.taken(cause);
@@ -241,9 +243,9 @@ impl Holds {
         }
         // Clients must not come before the data path lets their packets pass.
         let is_standby = is_standby(&held, &deadlines, &done.settling) || in_place.standby;
-        self.publish(slots, &addresses, is_standby);
-        if held.keys().ne(done.held.keys()) || is_old(done.told, TELL) {
-            self.tell_nodes(slots, &held, &deadlines);
+        self.publish(slots, &addresses, &done.settling, is_standby);
+        if is_settled || held.keys().ne(done.held.keys()) || is_old(done.told, TELL) {
+            self.tell_nodes(slots, &held, &deadlines, &done.settling);
             self.metrics.set(&held, since);
             done.told = Some(instant);
         }
@@ -287,8 +289,14 @@ impl Holds {
     }
 
     /// For the data path, and for the task that copies connections.
-    fn publish(&self, slots: &[Vec<IpAddr>], addresses: &BTreeSet<IpAddr>, is_standby: bool) {
-        self.shared.set_sources(Some(sources(slots, addresses)));
+    fn publish(
+        &self,
+        slots: &[Vec<IpAddr>],
+        addresses: &BTreeSet<IpAddr>,
+        settling: &BTreeMap<u32, Instant>,
+        is_standby: bool,
+    ) {
+        self.shared.set_sources(Some(sources(slots, addresses, settling)));
         self.shared.set_standby(is_standby);
         let slot = |(number, all): (u32, &Vec<IpAddr>)| {
             let (term, holder) = self.machine.with(|hold, _| hold.slot(number));
@@ -310,12 +318,13 @@ impl Holds {
         slots: &[Vec<IpAddr>],
         held: &BTreeMap<u32, Held>,
         deadlines: &BTreeMap<IpAddr, Instant>,
+        settling: &BTreeMap<u32, Instant>,
     ) {
         let of = |(number, addresses): (u32, &Vec<IpAddr>)| {
-            let term = held.get(&number)?.term;
+            let (term, settling) = (held.get(&number)?.term, settling.contains_key(&number));
             let hold = |address: &IpAddr| {
                 let until = *deadlines.get(address)?;
-                Some(HeldAddress { address: *address, term, until })
+                Some(HeldAddress { address: *address, term, until, settling })
             };
             Some(addresses.iter().filter_map(hold).collect::<Vec<_>>())
         };
@@ -365,11 +374,18 @@ fn is_standby(
     deadlines.is_empty() || is_new
 }
 
-/// What the data path does when these addresses are held.
-pub(crate) fn sources(slots: &[Vec<IpAddr>], held: &BTreeSet<IpAddr>) -> Sources {
+/// What the data path does when these addresses are held. New connections get one that was handed over just now only where there is no other:
+/// answers to it do not come here yet.
+pub(crate) fn sources(
+    slots: &[Vec<IpAddr>],
+    held: &BTreeSet<IpAddr>,
+    settling: &BTreeMap<u32, Instant>,
+) -> Sources {
     let first = |family| {
-        let mut all = slots.iter().flatten();
-        all.find(|address| IpFamily::of(**address) == family && held.contains(*address)).copied()
+        let all =
+            (0u32..).zip(slots).flat_map(|(number, all)| all.iter().map(move |address| (number, address)));
+        let own = all.filter(|(_, address)| IpFamily::of(**address) == family && held.contains(*address));
+        own.min_by_key(|(number, _)| settling.contains_key(number)).map(|(_, address)| *address)
     };
     Sources {
         floating: slots.iter().flatten().copied().collect(),
@@ -391,7 +407,7 @@ pub(crate) fn state(condition: Condition) -> State {
 /// What keeps a gateway from getting new connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Condition {
-    /// It holds none of the Egress's source addresses, or was handed one less than [`SETTLE`] ago.
+    /// It holds none of the source addresses of the Egress, or only such as were handed to it less than [`SETTLE`] ago.
     pub(crate) standby: bool,
     /// It is to end.
     pub(crate) draining: bool,

@@ -13,12 +13,19 @@ fn slots() -> Vec<Vec<IpAddr>> {
 fn new_connections_get_the_first_address_of_their_family_that_is_held() {
     let slots = slots();
     let all = slots.iter().flatten().copied().collect();
-    let both = sources(&slots, &all);
+    let no = BTreeMap::new();
+    let both = sources(&slots, &all, &no);
     assert_eq!((both.translate[&IpFamily::V4], both.translate[&IpFamily::V6]), (slots[0][0], slots[1][1]));
-    let second = sources(&slots, &slots[1].iter().copied().collect());
+    let second = sources(&slots, &slots[1].iter().copied().collect(), &no);
     assert_eq!((second.translate[&IpFamily::V4], second.standby), (slots[1][0], false));
-    let none = sources(&slots, &BTreeSet::new());
+    let none = sources(&slots, &BTreeSet::new(), &no);
     assert_eq!((none.translate.len(), none.standby, none.floating.len()), (0, true, 3));
+    let settling = sources(&slots, &all, &[(0, Instant::now())].into());
+    assert_eq!(
+        settling.translate[&IpFamily::V4],
+        slots[1][0],
+        "answers to the first one do not come here yet"
+    );
 }
 
 #[test]

@@ -155,7 +155,7 @@ async fn until(what: &str, limit: Duration, is_true: impl Fn() -> bool) -> Durat
 }
 
 fn hold(address: [u8; 4], term: u64, valid_milliseconds: u32) -> Hold {
-    Hold { address: address.to_vec(), term, valid_milliseconds }
+    Hold { address: address.to_vec(), term, valid_milliseconds, settling: false }
 }
 
 async fn what_a_gateway_holds_is_announced(bed: &Bed) {

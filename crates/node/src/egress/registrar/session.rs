@@ -101,6 +101,8 @@ pub(crate) struct Hold {
     pub(crate) term: u64,
     /// When it ends, unless the gateway says it again.
     pub(crate) until: Instant,
+    /// Whether clients are to stay at the gateway before for a moment.
+    pub(crate) settling: bool,
 }
 
 #[derive(Debug)]
@@ -330,7 +332,10 @@ impl Session {
         // Nothing said of holds leaves them as they are: each ends by its own time.
         if says_holds {
             heard.changed |= !holds.keys().eq(self.holds.keys())
-                || !holds.values().map(|it| it.term).eq(self.holds.values().map(|it| it.term));
+                || !holds
+                    .values()
+                    .map(|it| (it.term, it.settling))
+                    .eq(self.holds.values().map(|it| (it.term, it.settling)));
             heard.held |= holds != self.holds;
             self.holds = holds;
         }
@@ -364,7 +369,7 @@ impl Session {
 }
 
 /// What a gateway holds. An address that it says with no validity is released.
-fn holds(said: &[wire::Hold], now: Instant) -> Result<BTreeMap<IpAddr, Hold>, Ended> {
+pub(super) fn holds(said: &[wire::Hold], now: Instant) -> Result<BTreeMap<IpAddr, Hold>, Ended> {
     if said.len() > MAX_HOLDS {
         return Err(Ended::Protocol(format!("it holds {} source addresses", said.len())));
     }
@@ -374,7 +379,8 @@ fn holds(said: &[wire::Hold], now: Instant) -> Result<BTreeMap<IpAddr, Hold>, En
         let bytes = said.address.len();
         let address = address.map_err(|_| Ended::Protocol(format!("a source address has {bytes} bytes")))?;
         let validity = Duration::from_millis(said.valid_milliseconds.into()).min(MAX_VALIDITY);
-        Ok((address, Hold { term: said.term, until: now.checked_add(validity).unwrap_or(now) }))
+        let until = now.checked_add(validity).unwrap_or(now);
+        Ok((address, Hold { term: said.term, until, settling: said.settling }))
     };
     let mut held = said.iter().map(hold).collect::<Result<BTreeMap<_, _>, _>>()?;
     held.retain(|_, hold| hold.until > now);

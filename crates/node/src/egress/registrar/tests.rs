@@ -396,7 +396,7 @@ async fn a_gateway_that_answers_no_echo_requests_is_not_used() {
 }
 
 fn hold(address: [u8; 4], term: u64, valid_milliseconds: u32) -> Hold {
-    Hold { address: address.to_vec(), term, valid_milliseconds }
+    Hold { address: address.to_vec(), term, valid_milliseconds, settling: false }
 }
 
 /// A gateway on this node is heard without clients, before it is ready, and again after its program has ended.

@@ -68,7 +68,7 @@ impl Holds {
 
     /// Takes what a gateway has said of what it holds and of its state.
     pub(super) fn hear(&mut self, egress: &EgressName, gateway: &Gateway, now: Instant) {
-        let forwards = gateway.session.state() != State::Standby;
+        let takes_clients = gateway.session.state() != State::Standby;
         let newest = self.newest.entry(egress.clone()).or_default();
         // Terms begin anew where the Lease was deleted.
         newest.retain(|_, newest| newest.hold.until.checked_add(FORGOTTEN).is_none_or(|at| at > now));
@@ -77,6 +77,7 @@ impl Holds {
             if newest.len() >= MAX_HOLDS && !newest.contains_key(address) {
                 continue;
             }
+            let forwards = takes_clients && !hold.settling;
             let known = newest.entry(*address).or_insert(Newest { hold: *hold, since: now, forwards });
             if hold.term > known.hold.term {
                 known.since = now;
@@ -101,7 +102,7 @@ impl Holds {
         let mut found = Vec::new();
         for (egress, uid) in &self.local {
             let gateway = gateways.get(egress).and_then(|gateways| gateways.get(uid));
-            let is_ready = gateway.is_some_and(|gateway| gateway.session.state() != State::Standby);
+            let takes_clients = gateway.is_some_and(|gateway| gateway.session.state() != State::Standby);
             let holds = gateway.into_iter().flat_map(|gateway| gateway.session.holds());
             let announced = holds.filter_map(|(address, hold)| {
                 let until = hold.until.checked_add(ANNOUNCED_LONGER)?;
@@ -115,7 +116,7 @@ impl Holds {
                     address: *address,
                     term: hold.term,
                     until,
-                    is_ready,
+                    is_ready: takes_clients && !hold.settling,
                 })
             });
             found.extend(announced);
@@ -123,8 +124,8 @@ impl Holds {
         found
     }
 
-    /// Whether flows are better off at another gateway: it says that it is standby, or other gateways, which do, hold all that it held
-    /// with greater terms.
+    /// Whether flows are better off at another gateway: it says that it is standby, or others, which take clients, hold all that it
+    /// held with greater terms.
     pub(super) fn has_handed_over(&self, egress: &EgressName, gateway: &Gateway) -> bool {
         let holds = gateway.session.holds();
         let is_superseded = |(address, hold): (&IpAddr, &Hold)| {
