@@ -71,6 +71,9 @@ pub(crate) struct Load {
     pub(crate) draining: bool,
     /// What the Egress has probed does not answer.
     pub(crate) unhealthy: bool,
+    /// By how many seconds at least the clock here is ahead of the API server's (positive) or behind it; `None` if that has not been seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) clock_error_seconds: Option<i64>,
 }
 
 /// All clients by namespace and name. `traffic` and `connections` are by address.

@@ -270,6 +270,7 @@ impl DataPath {
         snapshot.streams = self.shared.streams() as u64;
         snapshot.statistics = self.last.statistics;
         snapshot.is_draining = *self.shared.state().borrow() == State::Draining;
+        snapshot.clock_error = self.shared.clock_error();
         let Slow { traffic, by_source, .. } = &self.last;
         let former = self.registered.take();
         let registered = self.shared.read(|registry| match former {

@@ -75,6 +75,8 @@ pub(crate) struct Snapshot {
     /// What connection tracking has counted.
     pub(crate) statistics: Option<Statistics>,
     pub(crate) is_draining: bool,
+    /// By how many seconds the clock here differs from the API server's.
+    pub(crate) clock_error: Option<i64>,
 }
 
 impl Metrics {
@@ -188,7 +190,13 @@ impl Metrics {
         let copies = self.copies.copies();
         let connections = snapshot.connections.map(|(count, _)| count.saturating_sub(copies));
         let unhealthy = self.unhealthy.get_or_create(&ReasonLabel { reason: NO_TARGET_ANSWERS }).get() != 0;
-        Load { connections, clients, draining: snapshot.is_draining, unhealthy }
+        Load {
+            connections,
+            clients,
+            draining: snapshot.is_draining,
+            unhealthy,
+            clock_error_seconds: snapshot.clock_error,
+        }
     }
 
     /// Replaces what was read.

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fairlead_api::names::is_object_name;
-use fairlead_egress::registration::{MAX_TOKEN, MIN_LIFETIME, lifetime};
+use fairlead_egress::registration::{MAX_TOKEN, MIN_LIFETIME, clock_error, lifetime};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -30,6 +30,9 @@ pub struct Accepted {
     pub node: String,
     /// How long the stream may go on.
     pub lifetime: Duration,
+    /// By how many seconds at least the clock here is ahead of the API server's (positive) or behind it; `None` if they agree as far as the
+    /// token shows.
+    pub clock_error: Option<i64>,
 }
 
 /// Why a token was not accepted.
@@ -94,13 +97,14 @@ impl Reviewer {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let lifetime = lifetime(&token, now).unwrap_or(MIN_LIFETIME) + GRACE;
+        let clock_error = clock_error(&token, now);
         let status = match timeout(TIMEOUT, self.ask(token)).await {
             Ok(Ok(status)) => status,
             Ok(Err(error)) => return Err(Rejected::Unavailable(error.to_string())),
             Err(_) => return Err(Rejected::Unavailable("it does not answer".to_owned())),
         };
         let node = judge(status, &self.audience, &self.username)?;
-        Ok(Accepted { node, lifetime })
+        Ok(Accepted { node, lifetime, clock_error })
     }
 
     async fn ask(&self, token: String) -> kube::Result<TokenReviewStatus> {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -79,6 +80,8 @@ pub(crate) struct Shared {
     /// `None` without source addresses.
     slots: watch::Sender<SlotAddresses>,
     streams: Mutex<BTreeMap<String, (StreamId, CancellationToken)>>,
+    /// Seconds by which the clock here differs from the API server's, as the last token has shown; 0 for none.
+    clock_error: AtomicI64,
 }
 
 impl Shared {
@@ -95,6 +98,7 @@ impl Shared {
             state: watch::Sender::new(State::Ready),
             slots: watch::Sender::default(),
             streams: Mutex::default(),
+            clock_error: AtomicI64::new(0),
         }
     }
 
@@ -221,6 +225,24 @@ impl Shared {
     /// Whether what the Egress has probed answers.
     pub(crate) fn set_healthy(&self, is_healthy: bool) {
         self.change(|condition| condition.unhealthy = !is_healthy);
+    }
+
+    /// By how many seconds the clock here is ahead of the API server's (positive) or behind it; `None` if no token has shown that.
+    pub(crate) fn clock_error(&self) -> Option<i64> {
+        Some(self.clock_error.load(Ordering::Relaxed)).filter(|seconds| *seconds != 0)
+    }
+
+    /// What the last token has shown.
+    pub(crate) fn set_clock_error(&self, error: Option<i64>) {
+        let before = self.clock_error.swap(error.unwrap_or_default(), Ordering::Relaxed);
+        if let Some(seconds) = error.filter(|_| before == 0) {
+            tracing::warn!(
+                reason = "ClockWrong",
+                seconds,
+                "this node's clock differs from the API server's: by it, a token that the API server accepts is not valid; set the time \
+                 of the node"
+            );
+        }
     }
 
     fn change(&self, change: impl FnOnce(&mut Condition)) {

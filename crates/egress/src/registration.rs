@@ -37,11 +37,36 @@ pub fn claims(token: &str) -> Option<serde_json::Value> {
 /// seconds since the epoch. With a wrong clock here, at most as long as it was issued for, and at least [`MIN_LIFETIME`]. `None` if it
 /// has no such claims.
 pub fn lifetime(token: &str, now: u64) -> Option<Duration> {
+    let (issued, expires) = issue(token)?;
+    let whole = expires.saturating_sub(issued);
+    // It has just been accepted: by a clock after its end, that clock is wrong and says nothing of what is left.
+    let left = if now < expires { expires.saturating_sub(now).min(whole) } else { whole };
+    Some(Duration::from_secs(left).clamp(MIN_LIFETIME, MAX_LIFETIME))
+}
+
+/// How long a token that was issued just now counts, whatever the clock here says. `None` as for [`lifetime`].
+pub fn issued_for(token: &str) -> Option<Duration> {
+    let (issued, expires) = issue(token)?;
+    Some(Duration::from_secs(expires.saturating_sub(issued)))
+}
+
+/// By how many seconds at least a clock that shows `now` is ahead of the API server's (positive) or behind it, which has just accepted the
+/// token. `None` if the token shows no difference of more than [`MIN_LIFETIME`].
+pub fn clock_error(token: &str, now: u64) -> Option<i64> {
+    let (issued, expires) = issue(token)?;
+    let error = match (now.checked_sub(expires), issued.checked_sub(now)) {
+        (Some(ahead), _) => i64::try_from(ahead).ok()?,
+        (None, Some(behind)) => i64::try_from(behind).ok()?.checked_neg()?,
+        (None, None) => return None,
+    };
+    (error.unsigned_abs() > MIN_LIFETIME.as_secs()).then_some(error)
+}
+
+/// The claims `iat` and `exp`.
+fn issue(token: &str) -> Option<(u64, u64)> {
     let claims = claims(token)?;
     let seconds = |claim| claims.get(claim)?.as_u64();
-    let (issued, expires) = (seconds("iat")?, seconds("exp")?);
-    let left = expires.saturating_sub(now).min(expires.saturating_sub(issued));
-    Some(Duration::from_secs(left).clamp(MIN_LIFETIME, MAX_LIFETIME))
+    Some((seconds("iat")?, seconds("exp")?))
 }
 
 #[cfg(test)]
@@ -57,7 +82,7 @@ mod tests {
     #[test]
     fn a_token_counts_until_it_expires_whatever_the_clock_says() {
         let of = |now| lifetime(&token(r#"{"iat":1000,"exp":1600,"aud":["a"]}"#), now).unwrap().as_secs();
-        assert_eq!([1000, 1100, 5000, 0].map(of), [600, 500, 60, 600]);
+        assert_eq!([1000, 1100, 1590, 5000, 0].map(of), [600, 500, 60, 600, 600]);
         assert_eq!(lifetime(&token(r#"{"iat":0,"exp":18446744073709551615}"#), 0), Some(MAX_LIFETIME));
         for wrong in [r#"{"exp":1600}"#, r#"{"iat":"a","exp":1}"#, "[]", "", r#"{"iat":-1,"exp":1}"#] {
             assert_eq!(lifetime(&token(wrong), 0), None, "{wrong}");
@@ -69,11 +94,22 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_clock_that_no_valid_token_agrees_with_is_wrong() {
+        let token = token(r#"{"iat":10000,"exp":13600}"#);
+        let of = |now| clock_error(&token, now);
+        assert_eq!([10_000, 13_599, 13_660, 9_940].map(of), [None; 4], "clocks differ a little");
+        assert_eq!([17_200, 6_400].map(of), [Some(3600), Some(-3600)]);
+        assert_eq!(issued_for(&token), Some(Duration::from_secs(3600)));
+        assert_eq!((clock_error("opaque", 0), issued_for("opaque")), (None, None));
+    }
+
     proptest! {
         #[test]
         fn no_token_counts_longer_than_a_day(token in "[A-Za-z0-9_.-]{0,80}", iat: u64, exp: u64, now: u64) {
             let _ = lifetime(&token, now);
             let token = super::tests::token(&format!(r#"{{"iat":{iat},"exp":{exp}}}"#));
+            let _ = (clock_error(&token, now), issued_for(&token));
             let lifetime = lifetime(&token, now).unwrap();
             prop_assert!(lifetime >= MIN_LIFETIME && lifetime <= MAX_LIFETIME);
         }

@@ -231,7 +231,7 @@ fn init(namespace: &Namespace) {
          sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0");
 }
 
-/// `AddPeer`. iproute2 cannot ask for `IFLA_IPTUN_PMTUDISC` 0 beside a TTL, which only leaves DF out of outer headers.
+/// `AddPeer`. With a TTL, the kernel sets DF in outer IPv4 headers whatever `IFLA_IPTUN_PMTUDISC` says.
 fn add_peer(namespace: &Namespace, name: &str, local: IpAddr, remote: IpAddr, port: SourcePort) {
     let port = if port == SourcePort::Fixed { "5555" } else { "auto" };
     let kind = if local.is_ipv4() { "ipip" } else { "ip6tnl" };

@@ -1,3 +1,5 @@
+mod clocks;
+
 use fairlead_egress::hold::{Lease, WriteKind};
 use fairlead_wire::egress_peers::{Claim, Heartbeat};
 

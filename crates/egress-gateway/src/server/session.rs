@@ -109,7 +109,7 @@ impl Session {
         let Some(RegisterRequest { revision, kind: Some(Kind::Hello(hello)) }) = message else {
             return Err(Status::invalid_argument("HelloMissing: the first message must be Hello"));
         };
-        let Accepted { node, lifetime } = self.review(hello).await?;
+        let Accepted { node, lifetime, .. } = self.review(hello).await?;
         let (stream, replaced) = self.context.shared.begin(&node);
         let expires = Instant::now() + lifetime;
         tracing::info!(node, "a node program registers its clients");
@@ -129,6 +129,7 @@ impl Session {
                 if let Some(caller) = &self.source {
                     caller.is_known.store(true, Ordering::Relaxed);
                 }
+                self.context.shared.set_clock_error(accepted.clock_error);
                 Ok(accepted)
             }
             Err(rejected) => {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use fairlead_egress::registration::issued_for;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
@@ -92,10 +93,8 @@ impl Requests {
             TokenError::Request(error)
         })?;
         let status = status.status.filter(|status| !status.token.is_empty()).ok_or(TokenError::Empty)?;
-        Ok(Issued {
-            token: status.token,
-            lifetime: lifetime(status.expiration_timestamp.0, Timestamp::now()),
-        })
+        let lifetime = lifetime(&status.token, status.expiration_timestamp.0, Timestamp::now());
+        Ok(Issued { token: status.token, lifetime })
     }
 
     async fn identity(&self) -> Result<Identity, TokenError> {
@@ -115,9 +114,10 @@ impl Requests {
     }
 }
 
-fn lifetime(expires: Timestamp, now: Timestamp) -> Duration {
-    let left = Duration::try_from(expires.duration_since(now)).unwrap_or_default();
-    left.clamp(SHORTEST, LIFETIME)
+/// What the token says it was issued for, just now, is not judged by the clock of this node. Only one that says nothing is.
+fn lifetime(token: &str, expires: Timestamp, now: Timestamp) -> Duration {
+    let left = || Duration::try_from(expires.duration_since(now)).unwrap_or_default();
+    issued_for(token).unwrap_or_else(left).clamp(SHORTEST, LIFETIME)
 }
 
 /// The ServiceAccount of this program, and what its tokens are bound to.
@@ -192,8 +192,14 @@ mod tests {
     fn the_lifetime_is_what_is_left_within_reason() {
         let now = Timestamp::now();
         let after = |seconds| now.checked_add(Duration::from_secs(seconds)).unwrap();
-        let seconds = [1200, 7200, 0].map(|seconds| lifetime(after(seconds), now).as_secs());
+        let seconds = [1200, 7200, 0].map(|seconds| lifetime("opaque", after(seconds), now).as_secs());
         assert_eq!(seconds, [1200, 3600, 60]);
-        assert_eq!(lifetime(Timestamp::UNIX_EPOCH, now), SHORTEST);
+        assert_eq!(lifetime("opaque", Timestamp::UNIX_EPOCH, now), SHORTEST);
+        // {"iat":1000,"exp":2800}: whatever this node's clock shows.
+        let token = "e30.eyJpYXQiOjEwMDAsImV4cCI6MjgwMH0.c2ln";
+        let expires = Timestamp::from_second(2800).unwrap();
+        for now in [0, 1000, 2800, 6400].map(|seconds| Timestamp::from_second(seconds).unwrap()) {
+            assert_eq!(lifetime(token, expires, now).as_secs(), 1800);
+        }
     }
 }
