@@ -21,6 +21,10 @@ fn packets_reach_the_server_through_the_service_address() {
         assert_eq!(bed.flow(family.server).seen_as(), Some(family.gateways[0]));
     }
     assert_eq!(bed.routed("in_clear"), 0);
+    // The kernel's TCP sets the DF bit of inner packets, in both directions.
+    let [outer, without_df] = ["outer", "outer_without_df"].map(|counter| bed.routed(counter));
+    println!("{without_df} of {outer} outer IPv4 packets have no DF bit");
+    assert!(outer > 20 && without_df == outer, "{without_df} of {outer}");
     assert!(bed.counted(Counter::Decapsulated) > 20 && bed.counted(Counter::Encapsulated) > 20);
     let refusals = [Counter::UnknownSender, Counter::InnerSource, Counter::InnerDestination, Counter::Failed];
     assert_eq!(refusals.map(|counter| bed.counted(counter)), [0; 4]);

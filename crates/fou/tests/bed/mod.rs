@@ -63,6 +63,8 @@ const ROUTER_RULES: &str = "
         counter encapsulated { }
         counter untranslated { }
         counter unspecified { }
+        counter outer { }
+        counter outer_without_df { }
         chain services { type nat hook prerouting priority dstnat;
             ip daddr 10.68.12.49 udp dport 5555 dnat ip to 10.20.50.1
             ip6 daddr fd00:68::49 udp dport 5555 dnat ip6 to fd00:50::1
@@ -71,6 +73,8 @@ const ROUTER_RULES: &str = "
             iifname client ip daddr 203.0.113.0/24 counter name in_clear drop
             iifname client ip6 daddr 2001:db8:113::/64 counter name in_clear drop
             iifname client udp dport 5555 counter name encapsulated
+            meta nfproto ipv4 udp dport 5555 counter name outer
+            udp dport 5555 ip ttl 225 ip frag-off & 0x4000 == 0 counter name outer_without_df
             iifname gateway0 ip saddr 10.20.30.0/24 counter name untranslated
             iifname gateway0 ip6 saddr fd00:20::/64 counter name untranslated
             iifname gateway0 ip6 saddr :: icmpv6 type nd-neighbor-solicit counter name unspecified
@@ -125,7 +129,8 @@ impl Bed {
         self.gateways[0].1.counters().unwrap().of(counter)
     }
 
-    /// Packets of a counter of the router: `in_clear`, `encapsulated`, `untranslated`, `unspecified`.
+    /// Packets of a counter of the router: `in_clear`, `encapsulated`, `untranslated`, `unspecified`; of IPv4 tunnels `outer`, and of these
+    /// `outer_without_df` those that may be fragmented and have the TTL of Coil's.
     pub(crate) fn routed(&self, counter: &str) -> u64 {
         let listed = self.router.sh(&format!("nft list counter inet router {counter}"));
         listed.split_whitespace().skip_while(|word| *word != "packets").nth(1).unwrap().parse().unwrap()
