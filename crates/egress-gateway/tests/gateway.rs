@@ -132,6 +132,9 @@ fn only_node_programs_register_and_only_their_own_pods() {
     let reason = |reason: &str| vec![("x".to_owned(), reason.to_owned())];
     assert_eq!(other.all(vec![client("x", [address])]).unwrap(), reason("AddressNotOfNode"));
     assert_eq!(other.change(vec![client("x", [])], &[]).unwrap(), reason("InvalidAddress"));
+    let refused =
+        |reason: &str| bed.metric(&format!("coil_egress_refused_clients_total{{reason=\"{reason}\"}}"));
+    assert_eq!(["AddressNotOfNode", "InvalidAddress"].map(refused), [1, 1]);
     assert!(!bed.ping("", families()[0].server));
     let mut node = bed.registered();
     assert!(bed.ping("", families()[0].server));

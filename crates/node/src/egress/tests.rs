@@ -3,6 +3,7 @@
 
 pub(crate) mod bed;
 mod coil;
+mod port;
 mod programs;
 mod replies;
 mod selectors;

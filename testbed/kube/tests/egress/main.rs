@@ -3,6 +3,7 @@
 
 #![cfg(test)]
 
+mod autoscaling;
 mod bed;
 mod causes;
 mod command_line;
@@ -62,7 +63,9 @@ fn the_egresses_of_coils_article_have_gateways() {
         Ok(())
     })
     .unwrap();
+    autoscaling::apply_the_example();
     gateways_become_ready_and_are_scaled();
+    autoscaling::the_example_has_scaled();
 }
 
 fn gateways_become_ready_and_are_scaled() {

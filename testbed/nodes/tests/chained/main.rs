@@ -15,7 +15,7 @@ use testbed_nodes::install::{Mode, test_images};
 use testbed_nodes::topology::{Families, Network, one_network};
 
 use bed::outside::{addresses_of, ask_by_udp, connect, run, serve};
-use bed::{Room, TIMEOUT, network, server};
+use bed::{Pod, Room, TIMEOUT, network, server};
 
 static BED: bed::Bed = bed::Bed::new(build);
 
@@ -84,6 +84,37 @@ fn gateways(cluster: &Cluster) -> Result<BTreeSet<IpAddr>> {
     Ok(list.split_whitespace().map(str::parse).collect::<Result<_, _>>()?)
 }
 
+/// Counts packets from or to addresses of client pods on the Internet, and those of other pods, which must be seen there.
+fn count(cluster: &Cluster, clients: &[Pod], others: &[Pod]) -> Result<()> {
+    let of = |pods: &[Pod], counter: &str| -> String {
+        let family = |address: &IpAddr| if address.is_ipv4() { "ip" } else { "ip6" };
+        let of_address = |address: &IpAddr| {
+            ["saddr", "daddr"]
+                .map(|end| format!("{} {end} {address} counter name {counter}\n", family(address)))
+                .concat()
+        };
+        pods.iter().flat_map(|pod| &pod.addresses).map(of_address).collect()
+    };
+    let table = format!(
+        "table inet judge {{
+            counter clients {{ }}
+            counter others {{ }}
+            chain forward {{ type filter hook forward priority -300;
+            {}{} }}
+        }}",
+        of(clients, "clients"),
+        of(others, "others")
+    );
+    cluster.lab().internet().shell(&format!("nft -f - <<'END'\n{table}\nEND")).map(drop)
+}
+
+/// Packets of a counter so far.
+fn counted(cluster: &Cluster, counter: &str) -> Result<u64> {
+    let listed = cluster.lab().internet().shell(&format!("nft list counter inet judge {counter}"))?;
+    let number = listed.split_whitespace().skip_while(|word| *word != "packets").nth(1);
+    Ok(number.with_context(|| format!("no number: {listed}"))?.parse()?)
+}
+
 #[test]
 fn annotated_pods_of_another_plugin_leave_by_gateways_and_others_as_before() {
     let cluster = BED.shared();
@@ -97,6 +128,7 @@ fn annotated_pods_of_another_plugin_leave_by_gateways_and_others_as_before() {
     let others = room.run("deployment/other", &server("other", 2));
     let gateways = gateways(&cluster).unwrap();
     assert_eq!(gateways.len(), 4, "{gateways:?}");
+    count(&cluster, &clients, &others).unwrap();
     for pod in &clients {
         let place = network(&cluster, pod);
         for to in addresses_of(&outside) {
@@ -117,4 +149,7 @@ fn annotated_pods_of_another_plugin_leave_by_gateways_and_others_as_before() {
             assert!(pod.addresses.contains(&seen), "{pod:?} came from {seen}");
         }
     }
+    let [of_clients, of_others] = ["clients", "others"].map(|counter| counted(&cluster, counter).unwrap());
+    println!("outside were {of_clients} packets of client pods and {of_others} of other pods");
+    assert!(of_clients == 0 && of_others > 0, "{of_clients} and {of_others} packets");
 }

@@ -165,6 +165,7 @@ fn a_deleted_egress_leaves_nothing_in_its_clients_and_lets_nothing_out_by_eth0()
     room.kubectl(&format!("annotate pod {} egress.coil.cybozu.com/{}=own", pod.name, room.name)).unwrap();
     leaves_by(&place, to, "fou4_");
     eventually(TIMEOUT, || connect(&place, to).map(drop)).unwrap();
+    no_client_address_was_seen(&cluster);
 }
 
 #[test]

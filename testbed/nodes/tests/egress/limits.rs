@@ -139,6 +139,7 @@ fn a_machine_without_time_is_no_reason_to_leave_a_gateway() {
         cluster.kubectl(&["-n", FLOATING, "get", "leases", "-o", path]).unwrap()
     };
     let held = terms();
+    assert!(!held.trim().is_empty(), "no source address is held");
     let load = Load::start();
     let (begun, mut asked) = (Instant::now(), 0u32);
     while begun.elapsed() < load_time() {

@@ -10,8 +10,11 @@
 mod bed;
 mod changes;
 mod failures;
+mod health;
+mod host_network;
 mod limits;
 mod outside;
+mod replies;
 mod setup;
 mod source_addresses;
 mod use_of_gateways;

@@ -9,7 +9,7 @@ use testbed_nodes::Cluster;
 
 pub(crate) use crate::bed::outside::{PORT, ask_by_udp, connect, echoed, run};
 use crate::bed::outside::{addresses_of, serve};
-use crate::setup::{DOMESTIC, INTERNET, gateways};
+use crate::setup::{DOMESTIC, Gateway, INTERNET, gateways};
 
 /// Its address in the domestic network.
 pub(crate) const IN_DOMESTIC: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 10, 5));
@@ -24,7 +24,9 @@ static OUTSIDE: OnceLock<Outside> = OnceLock::new();
 /// The one of the cluster, with routes to the gateways that there are now.
 pub(crate) fn outside(cluster: &Cluster) -> &'static Outside {
     let outside = OUTSIDE.get_or_init(|| Outside::start(cluster).unwrap());
-    outside.route_to_gateways(cluster).unwrap();
+    for gateways in [INTERNET, DOMESTIC].into_iter().flat_map(|it| gateways(cluster, it)) {
+        route_to(cluster, &gateways).unwrap();
+    }
     outside
 }
 
@@ -46,33 +48,29 @@ impl Outside {
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         addresses_of(&self.host)
     }
+}
 
-    /// As BGP would announce them: the Internet and the router of the cloud lead packets to the node of each gateway.
-    fn route_to_gateways(&self, cluster: &Cluster) -> Result<()> {
-        let cloud = cluster.sites().first().context("no network")?.router();
-        let lan6 = cloud.lan6().context("no IPv6 in the cloud")?;
-        for gateway in [INTERNET, DOMESTIC].into_iter().flat_map(|it| gateways(cluster, it)).flatten() {
-            let node = cluster.node(&gateway.node)?;
-            for address in &gateway.addresses {
-                let same = |other: &&IpAddr| other.is_ipv4() == address.is_ipv4();
-                let via = node.addresses().iter().find(same).context("the node has no such address")?;
-                let (option, lan) = if address.is_ipv4() {
-                    ("-4", cloud.lan().to_string())
-                } else {
-                    ("-6", lan6.to_string())
-                };
-                cloud.shell(&format!("ip {option} route replace {address} via {via}"))?;
-                let through = format!(
-                    "ip {option} route show {lan} | head -1 | grep -o 'via .*' | sed 's/ metric.*//'"
-                );
-                cluster
-                    .lab()
-                    .internet()
-                    .shell(&format!("ip {option} route replace {address} $({through}) onlink"))?;
-            }
+/// As BGP would announce them: the Internet and the router of the cloud lead packets to the node of each gateway.
+pub(crate) fn route_to(cluster: &Cluster, gateways: &[Gateway]) -> Result<()> {
+    let cloud = cluster.sites().first().context("no network")?.router();
+    let lan6 = cloud.lan6().context("no IPv6 in the cloud")?;
+    for gateway in gateways {
+        let node = cluster.node(&gateway.node)?;
+        for address in &gateway.addresses {
+            let same = |other: &&IpAddr| other.is_ipv4() == address.is_ipv4();
+            let via = node.addresses().iter().find(same).context("the node has no such address")?;
+            let (option, lan) =
+                if address.is_ipv4() { ("-4", cloud.lan().to_string()) } else { ("-6", lan6.to_string()) };
+            cloud.shell(&format!("ip {option} route replace {address} via {via}"))?;
+            let through =
+                format!("ip {option} route show {lan} | head -1 | grep -o 'via .*' | sed 's/ metric.*//'");
+            cluster
+                .lab()
+                .internet()
+                .shell(&format!("ip {option} route replace {address} $({through}) onlink"))?;
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// Counts packets from or to addresses of pods that are no gateways, on the Internet.

@@ -10,7 +10,7 @@ use testbed_nodes::Cluster;
 use testbed_nodes::install::{Mode, POOL_RANGES, test_images};
 use testbed_nodes::topology::{Families, Network, two_and_one_behind_nat};
 
-use crate::bed::{Room, TIMEOUT, server};
+use crate::bed::{Pod, Room, TIMEOUT, server};
 
 /// Namespace of the gateways to the Internet, and their addresses, which are public.
 pub(crate) const INTERNET: &str = "internet-egress";
@@ -98,15 +98,43 @@ pub(crate) fn build() -> Result<Cluster> {
     cluster.apply(&egress(DOMESTIC, "domestic", "192.168.10.0/24"))?;
     with_source_addresses(&cluster)?;
     for namespace in [INTERNET, DOMESTIC, FLOATING] {
-        eventually(TIMEOUT, || {
-            let ready = ["-n", namespace, "get", "egress", "nat", "-o", "jsonpath={.status.replicas}"];
-            ensure!(cluster.kubectl(&ready)? == "2", "the gateways of {namespace} are not ready");
-            Ok(())
-        })
-        .with_context(|| cluster.explain())?;
+        wait_for_gateways(&cluster, namespace)?;
     }
     cluster.progress().step("three Egresses have two gateways each");
     Ok(cluster)
+}
+
+/// Waits until both gateways of an Egress are ready.
+fn wait_for_gateways(cluster: &Cluster, namespace: &str) -> Result<()> {
+    eventually(TIMEOUT, || {
+        let ready = ["-n", namespace, "get", "egress", "nat", "-o", "jsonpath={.status.replicas}"];
+        ensure!(cluster.kubectl(&ready)? == "2", "the gateways of {namespace} are not ready");
+        Ok(())
+    })
+    .with_context(|| cluster.explain())
+}
+
+/// An Egress like that to the Internet for one test, which may change it, with its gateways. All of it goes with the room.
+pub(crate) fn own_egress<'a>(cluster: &'a Cluster, namespace: &str) -> (Room<'a>, Vec<Gateway>) {
+    let room = Room::of_pool(cluster, namespace, Some("internet"));
+    cluster.apply(&egress(namespace, "internet", "0.0.0.0/0, '::/0'")).unwrap();
+    wait_for_gateways(cluster, namespace).unwrap();
+    let gateways = gateways(cluster, namespace).unwrap();
+    assert_eq!(gateways.len(), 2, "{gateways:?}");
+    (room, gateways)
+}
+
+/// A client pod of the Egress in a namespace, on a node.
+pub(crate) fn client_on(room: &Room<'_>, namespace: &str, node: &str) -> Pod {
+    let metadata = format!(
+        "metadata: {{labels: {{app: client}}, annotations: {{egress.coil.cybozu.com/{namespace}: nat}}}}"
+    );
+    let selector = format!("nodeSelector: {{kubernetes.io/hostname: {node}}}");
+    let manifest = server("client", 1)
+        .replace("metadata: {labels: {app: client}}", &metadata)
+        .replace("      containers:\n", &format!("      {selector}\n      containers:\n"));
+    assert!(manifest.contains(&metadata) && manifest.contains(&selector), "{manifest}");
+    room.run("deployment/client", &manifest).remove(0)
 }
 
 /// A gateway pod that is not being deleted.
@@ -140,7 +168,7 @@ pub(crate) fn addresses(gateways: &[Gateway]) -> BTreeSet<IpAddr> {
 }
 
 /// Client pods, spread over the nodes.
-pub(crate) fn clients(room: &Room<'_>, replicas: usize) -> Vec<crate::bed::Pod> {
+pub(crate) fn clients(room: &Room<'_>, replicas: usize) -> Vec<Pod> {
     let metadata = format!("metadata: {{labels: {{app: client}}, annotations: {{{ANNOTATIONS}}}}}");
     let manifest = server("client", replicas).replace("metadata: {labels: {app: client}}", &metadata);
     assert!(manifest.contains(ANNOTATIONS), "{manifest}");

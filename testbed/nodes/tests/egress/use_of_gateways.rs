@@ -8,7 +8,7 @@ use testbed_lab::eventually;
 use crate::BED;
 use crate::bed::{Pod, Room, TIMEOUT, fairlead, network, server};
 use crate::outside::{IN_DOMESTIC, ask_by_udp, connect, echoed, no_client_address_was_seen, outside, run};
-use crate::setup::{DOMESTIC, INTERNET, addresses, clients, connects_once, gateways};
+use crate::setup::{DOMESTIC, Gateway, INTERNET, addresses, clients, connects_once, gateways};
 
 /// Bytes of one message, and how many there are.
 const MESSAGE: usize = 1 << 20;
@@ -94,22 +94,41 @@ fn much_is_echoed_through_a_gateway_in_both_families() {
     no_client_address_was_seen(&cluster);
 }
 
+/// Neither to the Internet nor to 192.168.10.0/24, which the nodes lead on as any other network: the machine there would answer them.
 #[test]
 fn pods_that_ask_for_no_gateway_are_not_translated_by_one() {
     let cluster = BED.shared();
     let room = Room::new(&cluster, "others");
     let pods = room.run("deployment/other", &server("other", 3));
-    let outside = outside(&cluster);
-    let all: BTreeSet<_> = [INTERNET, DOMESTIC]
-        .iter()
-        .flat_map(|namespace| addresses(&gateways(&cluster, namespace).unwrap()))
-        .collect();
+    let targets = [outside(&cluster).addresses()[0], IN_DOMESTIC];
+    let all: Vec<Gateway> =
+        [INTERNET, DOMESTIC].iter().flat_map(|namespace| gateways(&cluster, namespace).unwrap()).collect();
+    let (translated, mut sources) = (addresses(&all), Vec::new());
     for pod in &pods {
         let place = network(&cluster, pod);
-        assert!(!run(&place, "ip rule").unwrap().contains("1900:"));
-        let (_, seen) = connect(&place, outside.addresses()[0]).unwrap();
-        assert!(!all.contains(&seen), "{pod:?} came from {seen}");
+        let rules = run(&place, "ip rule").unwrap();
+        assert!(["1900:", "2100:"].iter().all(|rule| !rules.contains(rule)), "{pod:?}: {rules}");
+        for to in targets {
+            let route = run(&place, &format!("ip route get {to}")).unwrap();
+            assert!(route.contains("dev eth0"), "{pod:?}: {route}");
+            let (connection, seen) = connect(&place, to).unwrap();
+            println!("TCP of a pod on {} to {to} came from {seen}", pod.node);
+            assert!(!translated.contains(&seen), "TCP of {pod:?} to {to} came from {seen}");
+            sources.push(connection.local_addr().unwrap());
+            let seen = ask_by_udp(&place, to).unwrap();
+            assert!(!translated.contains(&seen), "UDP of {pod:?} to {to} came from {seen}");
+        }
     }
+    for gateway in &all {
+        let place = cluster.node(&gateway.node).unwrap().pod_network(gateway.addresses[0]).unwrap();
+        for source in &sources {
+            let (address, port) = (source.ip(), source.port());
+            let list = format!("conntrack -L -p tcp -s {address} --sport {port} 2>/dev/null");
+            let known = run(&place, &list).unwrap();
+            assert_eq!(known, "", "{gateway:?} has a connection of a pod that asks for no gateway");
+        }
+    }
+    no_client_address_was_seen(&cluster);
 }
 
 /// A server outside complains about an address and a port: gateways and their logs name the pod.
