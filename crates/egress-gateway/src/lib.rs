@@ -51,6 +51,7 @@ use fairlead_cluster::subsystem::{Readiness, Supervisor};
 use fairlead_cluster::{http, metrics as exposition, process, resumption};
 use fairlead_dataplane::egress_gateway::SourceTable;
 use fairlead_egress::EgressName;
+use fairlead_egress::hold::Lease;
 use fairlead_egress::registration::audience;
 use futures::{Stream, StreamExt as _};
 use kube::Client;
@@ -108,6 +109,12 @@ pub struct Settings {
     pub health: SocketAddr,
     /// How long flows may go on after the first signal to end.
     pub drain: Duration,
+}
+
+/// What the gateway in this pod makes of the heartbeats and answers of others, once it knows its members and the Leases of all slots, and has
+/// sent its first heartbeat. For fuzz targets and recorded messages; the program takes those of its members in the same way.
+pub fn hold_among(pod: &str, members: &BTreeSet<String>, leases: &[Lease]) -> impl peers::Hold + use<> {
+    holds::Machine::among(pod, members, leases)
 }
 
 /// Runs the program until it has been drained after the first of `signals`, or until the second.

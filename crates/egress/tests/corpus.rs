@@ -1,11 +1,17 @@
-//! Every input that the fuzz targets `egress_annotation`, `egress_destinations`, `egress_options` and `egress_token` keep is read again, without a fuzzer.
+//! Every input that the fuzz targets `egress_annotation`, `egress_destinations`, `egress_leases`, `egress_options`, `egress_selectors` and
+//! `egress_token` keep is read again, without a fuzzer.
 #![cfg(test)]
 
 use std::path::Path;
 
+use fairlead_api::names::ANNOTATION_EGRESS_ALLOW_SELECTORS;
+use fairlead_api::resources::EgressSelector;
 use fairlead_egress::destinations::Destinations;
 use fairlead_egress::options::Target;
-use fairlead_egress::{annotation, lookup, registration};
+use fairlead_egress::selectors::{Candidate, Labels, PodSelectors};
+use fairlead_egress::sources::slot_lease;
+use fairlead_egress::{EgressName, annotation, lookup, registration};
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 
 /// The kept inputs of a target with their names, in order.
 fn kept(target: &str) -> Vec<(String, String)> {
@@ -73,4 +79,84 @@ fn kept_options_never_panic_and_some_are_good() {
         results.collect::<Vec<_>>(),
         expected.map(|(name, targets, queries)| (name.to_owned(), targets, queries))
     );
+}
+
+/// What the target `egress_selectors` makes of an input: how many selectors are invalid, and whether the pod is selected.
+fn selected(text: &str) -> Option<(usize, bool)> {
+    let mut parts = text.splitn(7, '\n');
+    let mut part = || parts.next().unwrap_or_default();
+    let egress = EgressName::parse(part())?;
+    let labels = |text: &str| -> Labels {
+        let pairs = text.split(',').filter_map(|pair| pair.split_once('='));
+        pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+    };
+    let (namespace, consent, of_namespace, of_pod) = (part(), part(), labels(part()), labels(part()));
+    let allowed = Some(part()).filter(|text| !text.is_empty());
+    let allowed: Option<Vec<String>> = allowed.map(|text| text.split(',').map(str::to_owned).collect());
+    let given: Vec<EgressSelector> = serde_json::from_str(part()).ok()?;
+    let (selectors, invalid) = PodSelectors::new(&given, allowed.as_deref());
+    let annotations = Labels::from([(ANNOTATION_EGRESS_ALLOW_SELECTORS.to_owned(), consent.to_owned())]);
+    let candidate = Candidate {
+        namespace,
+        namespace_labels: Some(&of_namespace),
+        namespace_annotations: Some(&annotations),
+        labels: Some(&of_pod),
+    };
+    Some((invalid.len(), selectors.selects(&egress, candidate)))
+}
+
+#[test]
+fn kept_selectors_never_panic_and_some_are_good() {
+    let results = kept("egress_selectors").into_iter().map(|(name, text)| (name, selected(&text)));
+    let expected = [
+        ("consent_of_other", Some((0, false))),
+        ("consented", Some((0, true))),
+        ("invalid_selectors", Some((4, false))),
+        ("no_list", None),
+        ("not_allowed", Some((0, false))),
+        ("own_namespace", Some((0, true))),
+    ];
+    assert_eq!(results.collect::<Vec<_>>(), expected.map(|(name, result)| (name.to_owned(), result)));
+}
+
+/// The Lease of an input of the target `egress_leases`.
+fn lease(text: &str) -> Lease {
+    let (mut lease, mut spec) = (Lease::default(), LeaseSpec::default());
+    for (name, value) in text.lines().filter_map(|line| line.split_once(": ")) {
+        let value = value.to_owned();
+        match name {
+            "name" => lease.metadata.name = Some(value),
+            "version" => lease.metadata.resource_version = Some(value),
+            "holder" => spec.holder_identity = Some(value),
+            "term" => spec.lease_transitions = value.parse().ok(),
+            _ => drop(lease.metadata.annotations.get_or_insert_default().insert(name.to_owned(), value)),
+        }
+    }
+    Lease { spec: Some(spec), ..lease }
+}
+
+#[test]
+fn kept_leases_of_slots_never_panic_and_some_are_good() {
+    let results = kept("egress_leases").into_iter().map(|(name, text)| {
+        let read = slot_lease(&lease(&text)).map(|slot| {
+            let hold = slot.lease;
+            (slot.addresses.len(), hold.holder.unwrap_or_default(), hold.term, hold.successor.is_some())
+        });
+        (name, read)
+    });
+    let expected = [
+        ("held_slot", Some((2, "nat-a", 4, false))),
+        ("hostile_slot", Some((0, "", 0, false))),
+        ("members", Some((0, "", 0, false))),
+        ("no_version", None),
+        ("released_slot", Some((1, "", 4, true))),
+        ("too_many_members", None),
+        ("wrong_members", None),
+    ];
+    let expected = expected.map(|(name, read)| {
+        let read =
+            read.map(|(addresses, holder, term, is_named)| (addresses, holder.to_owned(), term, is_named));
+        (name.to_owned(), read)
+    });
+    assert_eq!(results.collect::<Vec<_>>(), expected);
 }

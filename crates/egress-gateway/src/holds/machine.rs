@@ -1,5 +1,6 @@
 //! The state machine, shared by the task and the connections of other gateways, which bring heartbeats.
 
+use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,21 @@ impl Machine {
     /// The machine of the gateway in this pod.
     pub(crate) fn new(pod: &str) -> Self {
         Self { start: Instant::now(), hold: Mutex::new(Hold::new(pod)) }
+    }
+
+    /// That of a gateway that knows its members and the Leases of all slots, and has sent a heartbeat.
+    pub(crate) fn among(pod: &str, members: &BTreeSet<String>, leases: &[hold::Lease]) -> Self {
+        let machine = Self::new(pod);
+        machine.with(|hold, now| {
+            hold.set_slots(u32::try_from(leases.len()).unwrap_or(u32::MAX));
+            hold.set_healthy(true);
+            hold.members(members, now);
+            for (slot, lease) in (0..).zip(leases) {
+                hold.lease(slot, Some(lease.clone()), now);
+            }
+            hold.tick(now);
+        });
+        machine
     }
 
     /// Works on it, at the present time of its clock.

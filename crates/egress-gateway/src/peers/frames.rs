@@ -9,14 +9,14 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::timeout;
 
 /// Longest message; a longer one ends the connection. That of a member with 256 flows has 25 KiB.
-pub(super) const MAX_FRAME: usize = 64 << 10;
+pub const MAX_FRAME: usize = 64 << 10;
 /// How long the other end may take no bytes.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long it may be silent: it sends heartbeats, or answers them.
 pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A message with its length in front.
-pub(super) fn encode(message: &impl Message) -> Arc<[u8]> {
+pub fn encode(message: &impl Message) -> Arc<[u8]> {
     let length = message.encoded_len();
     let mut bytes = Vec::with_capacity(length.saturating_add(4));
     bytes.extend_from_slice(&u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes());
@@ -34,7 +34,10 @@ pub(super) async fn write(to: &mut (impl AsyncWrite + Unpin), frame: &[u8]) -> i
 }
 
 /// Reads the next message, and its length. Not to be cancelled.
-pub(super) async fn read<M: Message + Default>(
+///
+/// # Errors
+/// The stream ends, fails or is silent, or what comes is too long or no such message.
+pub async fn read<M: Message + Default>(
     from: &mut (impl AsyncRead + Unpin),
     buffer: &mut Vec<u8>,
 ) -> io::Result<M> {

@@ -8,7 +8,7 @@
 //! waits of them. What is beyond is read later, or dropped where the text of a constant says so.
 
 mod connection;
-mod frames;
+pub mod frames;
 pub mod lease;
 pub mod membership;
 mod outbox;

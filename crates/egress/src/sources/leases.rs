@@ -35,7 +35,9 @@ pub fn source_lease(egress: &str, slot: u32) -> String {
 
 /// The slot of which a Lease has this name.
 pub fn slot_of(egress: &str, lease: &str) -> Option<u32> {
-    lease.strip_prefix(egress)?.strip_prefix(SOURCE)?.parse().ok()
+    let slot = lease.strip_prefix(egress)?.strip_prefix(SOURCE)?.parse().ok()?;
+    // One slot has one name: "007" is another's Lease.
+    (source_lease(egress, slot) == lease).then_some(slot)
 }
 
 /// A slot's Lease, as it is read.

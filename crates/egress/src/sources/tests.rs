@@ -88,7 +88,9 @@ fn leases_say_what_slots_have_and_who_holds_them() {
     let mut lease: Lease = made["nat-source-0"].clone();
     assert!(is_ours("nat", &lease) && !is_ours("na", &lease) && slot_lease(&lease).is_none());
     assert_eq!(slot_of("nat", "nat-source-12"), Some(12));
-    assert_eq!(slot_of("nat", "nat-gateways"), None);
+    for other in ["nat-gateways", "nat-source-012", "nat-source-+1", "nat-source-"] {
+        assert_eq!(slot_of("nat", other), None, "{other}");
+    }
     lease.metadata.resource_version = Some("7".to_owned());
     let read = slot_lease(&lease).unwrap();
     assert_eq!(texts(&[read.addresses]), ["192.0.2.1,2001:db8::1"]);

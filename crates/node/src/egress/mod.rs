@@ -39,6 +39,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use fairlead_api::names::ANNOTATION_EGRESS_PREFIX;
 use fairlead_cluster::caches::Cache;
@@ -47,6 +48,7 @@ use fairlead_cluster::pods::SlimPod;
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::EgressName;
 use fairlead_ipam::Key;
+use fairlead_wire::egress::RegisterResponse;
 use tokio::sync::watch;
 
 use crate::container_locks::ContainerLocks;
@@ -78,6 +80,18 @@ impl Default for EgressSwitches {
     fn default() -> Self {
         Self { enabled: true, originating_only: false }
     }
+}
+
+/// Parses the content of a file in `<socket>.d/sandboxes`, and returns it as it is written; `None` if it is invalid. For fuzz targets and
+/// recorded files; the program parses what an earlier one has left there in the same way.
+pub fn parse_sandbox(content: &[u8]) -> Option<Vec<u8>> {
+    serde_json::to_vec(&sandboxes::parse(content).ok()?).ok()
+}
+
+/// The source addresses that a gateway says it holds, with how long they count without being said again; `None` if they are invalid. For fuzz
+/// targets and recorded answers; the program parses the answers of gateways in the same way.
+pub fn parse_holds(answer: &RegisterResponse) -> Option<BTreeMap<IpAddr, Duration>> {
+    registrar::parse_holds(&answer.held)
 }
 
 /// What the pods' side asks of the gateways' side.

@@ -25,8 +25,8 @@ use tokio::sync::watch;
 
 /// The interface of a pod in Kubernetes.
 const IFNAME: &str = "eth0";
-/// Largest file that is read, in bytes.
-const MAX_FILE: u64 = 64 * 1024;
+/// Largest file that is read, in bytes: more than the annotations of any pod (256 KiB) take in JSON.
+const MAX_FILE: u64 = 2 << 20;
 
 /// An attachment of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -235,7 +235,12 @@ fn read(file: &Path) -> io::Result<Sandbox> {
     if file.metadata()?.len() > MAX_FILE {
         return Err(io::Error::new(io::ErrorKind::InvalidData, format!("more than {MAX_FILE} bytes")));
     }
-    Ok(serde_json::from_slice(&fs::read(file)?)?)
+    Ok(parse(&fs::read(file)?)?)
+}
+
+/// The content of a file.
+pub(super) fn parse(content: &[u8]) -> serde_json::Result<Sandbox> {
+    serde_json::from_slice(content)
 }
 
 fn files(directory: &Path) -> Vec<(Key, PathBuf)> {

@@ -29,6 +29,7 @@ use fairlead_api::names::EGRESS_REGISTRATION_PORT;
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::EgressName;
+use fairlead_wire::egress as wire;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -48,6 +49,13 @@ const GAUGES_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest reason and message of a refusal that are kept: a gateway writes them.
 const MAX_REASON: usize = 64;
 const MAX_MESSAGE: usize = 512;
+
+/// See [`super::parse_holds`].
+pub(super) fn parse_holds(said: &[wire::Hold]) -> Option<BTreeMap<IpAddr, Duration>> {
+    let now = Instant::now();
+    let holds = session::holds(said, now).ok()?.into_iter();
+    Some(holds.map(|(address, hold)| (address, hold.until.saturating_duration_since(now))).collect())
+}
 
 /// A pod of this node that uses egress gateways.
 #[derive(Debug, Clone, PartialEq, Eq)]
