@@ -93,10 +93,19 @@ async fn run(
             .filter_map(std::future::ready)
             .collect()
             .await;
-        if **found.borrow() != causes {
-            found.send_replace(Arc::new(causes));
-            changed.send_modify(|generation| *generation = generation.wrapping_add(1));
-        }
+        publish(&found, &changed, causes);
+    }
+}
+
+/// Replaces what was found, and says so if it differs.
+pub(super) fn publish(
+    found: &watch::Sender<Causes>,
+    changed: &watch::Sender<u64>,
+    causes: BTreeMap<String, Cause>,
+) {
+    if **found.borrow() != causes {
+        found.send_replace(Arc::new(causes));
+        changed.send_modify(|generation| *generation = generation.wrapping_add(1));
     }
 }
 

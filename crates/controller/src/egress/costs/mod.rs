@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use self::order::{Gateway, Load, changes, cost};
-use super::causes::{Cause, Causes};
+use super::causes::{Cause, Causes, publish};
 use super::pods::{address, gateway_pods};
 
 /// How often gateways are asked.
@@ -77,10 +77,7 @@ async fn run(
             .filter_map(std::future::ready)
             .collect()
             .await;
-        if **found.borrow() != warnings {
-            found.send_replace(Arc::new(warnings));
-            changed.send_modify(|generation| *generation = generation.wrapping_add(1));
-        }
+        publish(&found, &changed, warnings);
     }
 }
 
