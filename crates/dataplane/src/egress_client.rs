@@ -148,7 +148,7 @@ pub enum Error {
 ///
 /// # Errors
 /// The first failure, after everything has been tried that can be done without it. If an unreachable route or a rule was
-/// refused, nothing of that family is deleted: what is still there may keep packets from leaving by `eth0`.
+/// refused, nothing of that family is deleted or excluded: what is still there may keep packets from leaving by `eth0`.
 pub fn sync(
     netns: &Netns,
     desired: &DualStack<ClientRouting, ClientRouting>,
@@ -228,18 +228,22 @@ fn sync_family(
     let unreadable = |source| Error::Read { netns: netns.path().to_owned(), source };
     let mut socket = RouteSocket::open_in(netns).map_err(unreadable)?;
     let present = read(&mut socket, family).map_err(unreadable)?;
-    let Steps { mut set, delete, occupied } = steps(desired, links, &present);
+    let Steps { set, delete, occupied } = steps(desired, links, &present);
+    let (excluding, mut set): (Vec<Step>, Vec<Step>) = set.into_iter().partition(Step::lets_pass);
     let refused = |(step, source): (&Step, fairlead_netlink::Error)| {
         let advice = advice(step, &source, links);
         Error::Refused { netns: netns.path().to_owned(), source, advice }
     };
     let failures = send(&mut socket, &set).map_err(unreadable)?;
-    let may_delete = failures.iter().all(|(step, _)| step.leads_into_link());
+    let is_protected = failures.iter().all(|(step, _)| step.leads_into_link());
     let mut failure = failures.into_iter().map(refused).next();
-    if may_delete {
-        let failures = send(&mut socket, &delete).map_err(unreadable)?;
-        failure = failure.or(failures.into_iter().map(refused).next());
-        set.extend(delete);
+    if is_protected {
+        // What is excluded may have destinations inside of it, and what is deleted one around it.
+        for steps in [excluding, delete] {
+            let failures = send(&mut socket, &steps).map_err(unreadable)?;
+            failure = failure.or(failures.into_iter().map(refused).next());
+            set.extend(steps);
+        }
     }
     let occupied = occupied.into_iter().next();
     let occupied = occupied

@@ -30,8 +30,8 @@ pub struct Accepted {
     pub node: String,
     /// How long the stream may go on.
     pub lifetime: Duration,
-    /// By how many seconds at least the clock here is ahead of the API server's (positive) or behind it; `None` if they agree as far as the
-    /// token shows.
+    /// By how many seconds at least the clock here is ahead of the API server's (positive) or behind it; zero if they agree, `None` if the
+    /// token does not show it.
     pub clock_error: Option<i64>,
 }
 

@@ -80,7 +80,7 @@ pub(crate) struct Shared {
     /// `None` without source addresses.
     slots: watch::Sender<SlotAddresses>,
     streams: Mutex<BTreeMap<String, (StreamId, CancellationToken)>>,
-    /// Seconds by which the clock here differs from the API server's, as the last token has shown; 0 for none.
+    /// Seconds by which the clock here differs from the API server's, as the last token has shown that shows it; 0 for none.
     clock_error: AtomicI64,
 }
 
@@ -232,10 +232,11 @@ impl Shared {
         Some(self.clock_error.load(Ordering::Relaxed)).filter(|seconds| *seconds != 0)
     }
 
-    /// What the last token has shown.
+    /// What the last token has shown; one that shows nothing leaves it as it is.
     pub(crate) fn set_clock_error(&self, error: Option<i64>) {
-        let before = self.clock_error.swap(error.unwrap_or_default(), Ordering::Relaxed);
-        if let Some(seconds) = error.filter(|_| before == 0) {
+        let Some(seconds) = error else { return };
+        let before = self.clock_error.swap(seconds, Ordering::Relaxed);
+        if seconds != 0 && before == 0 {
             tracing::warn!(
                 reason = "ClockWrong",
                 seconds,

@@ -51,9 +51,12 @@ pub fn issued_for(token: &str) -> Option<Duration> {
 }
 
 /// By how many seconds at least a clock that shows `now` is ahead of the API server's (positive) or behind it, which has just accepted the
-/// token. `None` if the token shows no difference of more than [`MIN_LIFETIME`].
+/// token. Zero if by this clock it was issued within [`MIN_LIFETIME`]; `None` if it shows neither, as an older token does.
 pub fn clock_error(token: &str, now: u64) -> Option<i64> {
     let (issued, expires) = issue(token)?;
+    if now.abs_diff(issued) <= MIN_LIFETIME.as_secs() {
+        return Some(0);
+    }
     let error = match (now.checked_sub(expires), issued.checked_sub(now)) {
         (Some(ahead), _) => i64::try_from(ahead).ok()?,
         (None, Some(behind)) => i64::try_from(behind).ok()?.checked_neg()?,
@@ -98,7 +101,8 @@ mod tests {
     fn a_clock_that_no_valid_token_agrees_with_is_wrong() {
         let token = token(r#"{"iat":10000,"exp":13600}"#);
         let of = |now| clock_error(&token, now);
-        assert_eq!([10_000, 13_599, 13_660, 9_940].map(of), [None; 4], "clocks differ a little");
+        assert_eq!([10_000, 10_060, 9_940].map(of), [Some(0); 3], "clocks differ a little");
+        assert_eq!([10_061, 13_599, 13_660].map(of), [None; 3], "the token is older, or the clock is wrong");
         assert_eq!([17_200, 6_400].map(of), [Some(3600), Some(-3600)]);
         assert_eq!(issued_for(&token), Some(Duration::from_secs(3600)));
         assert_eq!((clock_error("opaque", 0), issued_for("opaque")), (None, None));

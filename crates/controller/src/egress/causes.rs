@@ -189,9 +189,8 @@ fn of_container(status: &ContainerStatus) -> Option<String> {
 /// How a container ended that runs again, and has not become ready.
 fn of_last_end(pod: &Pod) -> Option<Cause> {
     let all = pod.status.as_ref()?.container_statuses.iter().flatten().filter(|status| !status.ready);
-    let text =
-        all.filter_map(|status| Some((status, status.last_state.as_ref()?.terminated.as_ref()?))).next();
-    let (status, ended) = text.filter(|(_, ended)| ended.exit_code != 0)?;
+    let mut ended = all.filter_map(|status| Some((status, status.last_state.as_ref()?.terminated.as_ref()?)));
+    let (status, ended) = ended.find(|(_, ended)| ended.exit_code != 0)?;
     let text = format!("container {}: ended with exit code {}, and runs again", status.name, ended.exit_code);
     Some(of(pod, "GatewayPodFails", &text))
 }

@@ -26,6 +26,7 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::causes::{self, Cause, Causes};
 use super::ranges::{self, Ranges};
@@ -39,6 +40,8 @@ use crate::changes::Changes;
 const DEBOUNCE: Duration = Duration::from_millis(200);
 /// Interval without a change: objects of other owners are not watched, nor are namespaces.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(5);
+/// How long the first look waits for the ranges of the cluster.
+const RANGES: Duration = Duration::from_secs(5);
 /// Egresses that are worked on at the same time.
 const CONCURRENCY: usize = 8;
 /// Pauses after failures in seconds; the last one repeats.
@@ -173,6 +176,8 @@ impl Leader {
         if self.sources.are_permitted() && self.ranges.wait_for(Option::is_some).await.is_err() {
             return std::future::pending().await;
         }
+        // Without them an Egress that no pod can use would seem to be ready for a moment.
+        let _ = timeout(RANGES, self.ranges.wait_for(Option::is_some)).await;
         loop {
             let wait = self.look().await;
             changes.resync = wait.unwrap_or(RESYNC_INTERVAL);

@@ -70,6 +70,9 @@ impl Reconciler {
         let (namespace, name) = (egress.namespace(), egress.name_any());
         let uid = egress.metadata.uid.as_ref();
         let cause = uid.and_then(|uid| self.causes.iter().find_map(|causes| causes.get(uid))).cloned();
+        let decision = uid.and_then(|uid| self.sources.get(uid));
+        // What does not depend on whether the objects are written.
+        let others = || self.shared.clone().or_else(|| decision?.finding()).or_else(|| self.useless(egress));
         let problem = match objects(egress, &self.defaults) {
             Ok(objects) => {
                 match self.write(egress, objects).await.map_err(|failure| (failure.finding(), failure)) {
@@ -78,17 +81,15 @@ impl Reconciler {
                     // What the status says may still be true.
                     Err((None, failure)) => {
                         tracing::warn!(namespace, egress = name, %failure, "cannot deploy gateways; retrying");
-                        return Outcome { problem: None, cause, is_done: false };
+                        return Outcome { problem: others(), cause, is_done: false };
                     }
                 }
             }
             Err(error) => Some(Finding::problem(error.reason(), error.to_string())),
         };
-        let problem = problem.or_else(|| self.shared.clone());
         // What is refused is no failure: the gateways are as the Egress says otherwise, and another attempt changes nothing.
-        let is_done = problem.is_none();
-        let decision = egress.metadata.uid.as_ref().and_then(|uid| self.sources.get(uid));
-        let problem = problem.or_else(|| decision?.finding()).or_else(|| self.useless(egress));
+        let is_done = problem.is_none() && self.shared.is_none();
+        let problem = problem.or_else(others);
         let said = decision.map(Decision::status).unwrap_or_default();
         let written = self.write_status(egress, problem.as_ref(), cause.as_ref(), said).await;
         Outcome { is_done: is_done && written, cause, problem }

@@ -223,6 +223,14 @@ impl Step {
         }
     }
 
+    /// Whether it sets a route that leaves packets to the rules after its table.
+    pub(super) fn lets_pass(&self) -> bool {
+        match self {
+            Self::AddRoute(route) | Self::ReplaceRoute(route) => route.kind == RouteKind::THROW,
+            Self::AddRule(_) | Self::DeleteRoute(_) | Self::DeleteRule(_) => false,
+        }
+    }
+
     /// Whether it sets a route into a link, which has an unreachable one behind it.
     pub(super) fn leads_into_link(&self) -> bool {
         match self {

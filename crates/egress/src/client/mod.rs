@@ -134,7 +134,7 @@ pub fn routing(
     Ok(DualStack { ipv4, ipv6 })
 }
 
-/// What keeps all pods from using an Egress, whatever their own addresses are and whichever others they use: a destination contains the
+/// What keeps all pods with addresses of a family from using an Egress, whichever others they use: a destination contains the
 /// address of its own Service, or the cluster has more ranges than there are rules for them.
 pub fn problem_of_all_pods(
     egress: &EgressName,

@@ -54,7 +54,7 @@ pub enum Problem {
     },
     /// The packets of a tunnel would be sent into a tunnel.
     #[error(
-        "destination {prefix} of Egress {egress} contains the address {cluster_ip} of Service {of}, to which its tunnel goes: choose destinations without it"
+        "destination {prefix} of Egress {egress} contains the address {cluster_ip} of Service {of}, to which its tunnel goes: choose destinations without it, or exclude it (spec.excludedDestinations)"
     )]
     SwallowsTunnel {
         /// The destination.

@@ -7,13 +7,13 @@ use fairlead_address::{Interval, IntervalSet, IpFamily};
 use fairlead_api::names::TABLE_EGRESS_NARROW;
 use ipnet::IpNet;
 
-/// The addresses of such peers, of one family. `routes` are the routes into links or of refusal by table and destination, and whether they
-/// are of an Egress that only takes connections which the pod opens.
+/// The addresses of such peers, of one family. `routes` are the routes by table and destination, and whether they are of an Egress that only
+/// takes connections which the pod opens; `None` for those that leave packets to the rules after the table.
 ///
 /// For addresses that rules leave to the table `main` it may say either: these leave by `eth0` in any case.
 pub fn replies_by_uplink(
     family: IpFamily,
-    routes: impl IntoIterator<Item = (u32, IpNet, bool)>,
+    routes: impl IntoIterator<Item = (u32, IpNet, Option<bool>)>,
 ) -> IntervalSet {
     let (mut narrow, mut wide) = (BTreeMap::new(), BTreeMap::new());
     for (table, destination, originating_only) in routes {
@@ -22,17 +22,21 @@ pub fn replies_by_uplink(
             of.insert((destination.prefix_len(), destination), originating_only);
         }
     }
-    let all_narrow = IntervalSet::from_prefixes(family, narrow.keys().map(|(_, destination)| destination));
-    let by_wide = of_table(family, &wide).subtract(&all_narrow);
-    union(&of_table(family, &narrow), &by_wide)
+    let by_narrow = of_table(family, &narrow, |it| it.is_some());
+    let by_wide = of_table(family, &wide, |it| it == Some(true)).subtract(&by_narrow);
+    union(&of_table(family, &narrow, |it| it == Some(true)), &by_wide)
 }
 
-/// Those whose longest route is one of such an Egress. The routes are ordered by their length.
-fn of_table(family: IpFamily, routes: &BTreeMap<(u8, IpNet), bool>) -> IntervalSet {
+/// Those whose longest route is such a one. The routes are ordered by their length.
+fn of_table(
+    family: IpFamily,
+    routes: &BTreeMap<(u8, IpNet), Option<bool>>,
+    is_such: impl Fn(Option<bool>) -> bool,
+) -> IntervalSet {
     let mut found = IntervalSet::empty(family);
     for ((_, destination), originating_only) in routes {
         let it = IntervalSet::from_prefixes(family, [destination]);
-        found = if *originating_only { union(&found, &it) } else { found.subtract(&it) };
+        found = if is_such(*originating_only) { union(&found, &it) } else { found.subtract(&it) };
     }
     found
 }

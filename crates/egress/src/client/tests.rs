@@ -140,7 +140,7 @@ fn a_destination_with_the_address_of_a_service_is_refused_unless_a_rule_protects
     let words = |of: &str, address: &str| {
         format!(
             "destination 10.0.0.0/8 of Egress a/nat contains the address {address} of Service {of}, to which its \
-             tunnel goes: choose destinations without it"
+             tunnel goes: choose destinations without it, or exclude it (spec.excludedDestinations)"
         )
     };
     assert_eq!(problems(&pod, &narrow, &[]), [words("a/nat", "10.68.0.1"), words("b/nat", "10.68.0.2")]);
@@ -417,7 +417,9 @@ proptest! {
                 _ => Way::Refused,
             });
             prop_assert_eq!(way, model(&egresses, &unusable, &in_cluster, address), "{}", address);
-            let routes = family.routes.iter().map(|it| (it.table, it.destination, it.originating_only));
+            let routes = family.routes.iter().map(|it| {
+                (it.table, it.destination, (it.target != Target::Excluded).then_some(it.originating_only))
+            });
             let answered_by_eth0 = replies_by_uplink(IpFamily::of(address), routes).contains(address);
             if let Some(Way::Tunnel(remote)) = way {
                 let of = egresses.values().find(|gateways| gateways.cluster_ips.iter().any(|ip| ip == remote));

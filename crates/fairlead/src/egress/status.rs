@@ -29,6 +29,8 @@ pub(super) struct Row {
     namespace: String,
     name: String,
     destinations: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    excluded_destinations: Vec<String>,
     available: i32,
     wanted: i32,
     /// How many pods name it; `None` if they may not be read.
@@ -147,7 +149,7 @@ pub(super) fn rows_table(rows: &[Row], wide: bool) -> String {
     for row in rows {
         let destinations = match row.destinations.as_slice() {
             [first, more @ ..] if !wide && !more.is_empty() => format!("{first}, +{}", more.len()),
-            all => or_dash(&all.join(" ")),
+            _ => or_dash(&row.destinations()),
         };
         let mut cells = vec![
             format!("{}/{}", row.namespace, row.name),
@@ -171,6 +173,7 @@ impl Row {
             namespace: egress.namespace().unwrap_or_default(),
             name: egress.name_any(),
             destinations: egress.spec.destinations.clone(),
+            excluded_destinations: egress.spec.excluded_destinations.clone(),
             available: status.and_then(|status| status.replicas).unwrap_or_default(),
             wanted: egress.spec.replicas,
             client_count,
@@ -182,6 +185,11 @@ impl Row {
 
     fn is_healthy(&self) -> bool {
         self.ready == Some(true)
+    }
+
+    fn destinations(&self) -> String {
+        let (all, excluded) = (self.destinations.join(" "), self.excluded_destinations.join(" "));
+        if excluded.is_empty() { all } else { format!("{all} except {excluded}") }
     }
 }
 
@@ -229,7 +237,7 @@ impl Detail {
     }
 
     pub(super) fn text(&self) -> String {
-        let Row { namespace, name, destinations, available, wanted, .. } = &self.row;
+        let Row { namespace, name, available, wanted, .. } = &self.row;
         let allowed = match self.allowed_namespaces.as_deref() {
             None => "all".to_owned(),
             Some([]) => "none".to_owned(),
@@ -242,7 +250,7 @@ impl Detail {
         let mut text = format!(
             "Egress:             {namespace}/{name}\nDestinations:       {}\nService addresses:  {}\nAllowed namespaces: {allowed}\n\
              Selects pods:       {selects}\nGateways available: {available} of {wanted}\n",
-            destinations.join(" "),
+            self.row.destinations(),
             or_dash(&self.cluster_ips.join(" ")),
         );
         text.push_str(&section("Conditions", self.conditions.iter().map(condition)));

@@ -73,7 +73,8 @@ fn the_table_has_a_line_for_each_egress() {
 
 #[test]
 fn an_egress_is_shown_with_gateways_clients_and_what_is_wrong() {
-    let objects = objects();
+    let mut objects = objects();
+    objects.egresses[0].spec.excluded_destinations = vec!["203.0.113.0/24".to_owned()];
     let known = Known::of(&objects);
     let event: Event = object(json!({
         "metadata": {}, "involvedObject": { "uid": "a" }, "reason": "EgressNotRegistered", "message": "none answers",
@@ -85,6 +86,7 @@ fn an_egress_is_shown_with_gateways_clients_and_what_is_wrong() {
     let text = detail.text();
     for line in [
         "Egress:             n/wide",
+        "Destinations:       0.0.0.0/0 ::/0 10.0.0.0/8 except 203.0.113.0/24",
         "Service addresses:  172.16.0.1 fd04::1",
         "Allowed namespaces: all",
         "Gateways available: 1 of 2",

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use fairlead_address::{DualStack, IntervalSet, IpFamily};
 use fairlead_api::fou::is_link_name;
-use fairlead_dataplane::egress_client::{self, ClientRouting, Replies, Step};
+use fairlead_dataplane::egress_client::{self, ClientRouting, Replies, Step, Target};
 use fairlead_dataplane::uplink::{self, SysctlError};
 use fairlead_egress::client::replies_by_uplink;
 use fairlead_fou::{Peer, Settings, TunnelLink, Tunnels};
@@ -161,8 +161,10 @@ pub(crate) fn remove(place: Place<'_>) -> Result<Vec<String>> {
 fn replies(place: Place<'_>, routing: &DualStack<ClientRouting, ClientRouting>) -> Replies {
     let peers = |family: IpFamily, of: Option<&ClientRouting>| {
         let routes = of.into_iter().flat_map(|routing| &routing.routes);
-        let routes = routes.map(|it| (it.table, it.destination, it.originating_only));
-        if routes.clone().any(|(_, _, originating_only)| originating_only) {
+        let routes = routes.map(|it| {
+            (it.table, it.destination, (it.target != Target::Excluded).then_some(it.originating_only))
+        });
+        if routes.clone().any(|(_, _, originating_only)| originating_only == Some(true)) {
             replies_by_uplink(family, routes)
         } else {
             IntervalSet::empty(family)

@@ -106,7 +106,7 @@ fn gateways_with_fewer_connections_cost_less() {
         }
     };
     costs(["3", "10"]);
-    let words = format!("pod {}: the clock of its node is at least 3600 s behind", names[1]);
+    let words = format!("pod {}: the clock of its node is at least a minute behind", names[1]);
     bed.is_named(namespace, "ClockWrong", &words);
     // The order is another one.
     loads[0].store(3000, Ordering::Relaxed);

@@ -106,10 +106,10 @@ fn clock(pod: &Pod, load: Load) -> Option<Cause> {
     let seconds = load.clock_error_seconds?;
     let direction = if seconds > 0 { "ahead of" } else { "behind" };
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or("its node");
+    // Without the seconds: each token shows others, and each change would be written to the status.
     let message = format!(
-        "pod {}: the clock of {node} is at least {} s {direction} the API server's; set its time",
-        pod.name_any(),
-        seconds.unsigned_abs()
+        "pod {}: the clock of {node} is at least a minute {direction} the API server's; set its time",
+        pod.name_any()
     );
     Some(Cause { reason: "ClockWrong", message })
 }

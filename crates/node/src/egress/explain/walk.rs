@@ -11,7 +11,6 @@ use fairlead_cluster::pods::SlimPod;
 use fairlead_dataplane::egress_client::{ClientRoute, ClientRouting, ClientRule, Target};
 use fairlead_egress::EgressName;
 use fairlead_egress::client::TABLE_MAIN;
-use ipnet::IpNet;
 
 use super::super::plan::{Plan, PlannedTunnel, usable};
 use super::super::problem::{EgressProblem, EgressReason};
@@ -131,19 +130,21 @@ impl Known {
 
     /// A route without a link is to a destination of an Egress that cannot be used.
     fn why_refused(&self, pod: &SlimPod, plan: &Plan, route: &ClientRoute) -> Why {
-        let has_it = |egress: &EgressName| {
-            let known = self.cluster.egresses.get(egress);
-            let around = |prefix: IpNet| prefix.contains(&route.destination);
-            known.and_then(|known| known.destinations.as_ref().ok()).is_some_and(|destinations| {
-                !destinations.excludes(&route.destination) && destinations.used().any(around)
-            })
+        // How long the destination of an Egress is that has the route's.
+        let length = |egress: &EgressName| {
+            let destinations = self.cluster.egresses.get(egress)?.destinations.as_ref().ok()?;
+            let around = destinations.used().filter(|prefix| prefix.contains(&route.destination));
+            around
+                .map(|prefix| prefix.prefix_len())
+                .max()
+                .filter(|_| !destinations.excludes(&route.destination))
         };
         let asked = self.selection.asked_by(pod).unwrap_or_default();
-        let mut problems = asked
-            .iter()
-            .filter(|egress| has_it(egress))
-            .filter_map(|egress| usable(&self.cluster, pod.namespace(), egress).err());
-        let problem = problems.next().or_else(|| plan.problems.first().cloned());
+        let problems = asked.iter().filter_map(|egress| {
+            Some((length(egress)?, usable(&self.cluster, pod.namespace(), egress).err()?))
+        });
+        let longest = problems.max_by_key(|(length, _)| *length).map(|(_, problem)| problem);
+        let problem = longest.or_else(|| plan.problems.first().cloned());
         problem.as_ref().map_or_else(|| Why::new("NoGateway", "no gateway can be used"), Why::from)
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 pub(super) const INTERVAL: Duration = Duration::from_millis(500);
 /// After a longer time between two rounds, the program was stalled: what was not answered in it does not count.
 const STALLED: Duration = Duration::from_millis(750);
-/// When a request counts as not answered that would be one too many, if the gateway has answered the last ones sooner. Then it is left half a
+/// When a request counts as not answered that would be one too many, if the gateway's last answer came sooner. Then it is left half a
 /// round earlier than at the next request.
 pub(super) const EARLY: Duration = Duration::from_millis(250);
 /// After a longer time, the program was stalled.
@@ -44,7 +44,7 @@ struct Address {
     answered: u32,
     is_down: bool,
     is_lost: bool,
-    /// It has answered the last request, within [`EARLY`].
+    /// The last answer of it came within [`EARLY`].
     is_prompt: bool,
     /// The last request was not answered, and has been counted.
     is_counted: bool,
@@ -99,7 +99,7 @@ impl Health {
         changes
     }
 
-    /// Takes who has answered within [`EARLY`] of the last round. Of those that have not, and always did, this is one request too many for some.
+    /// Takes who has answered within [`EARLY`] of the last round. Of those that have not, and whose last answer was as fast, this is one request too many for some.
     pub(super) fn observe_early(&mut self, now: Instant, replies: &BTreeSet<IpAddr>) -> Changes {
         let mut changes = Changes::default();
         self.early.extend(replies);
