@@ -31,6 +31,13 @@ metadata: {name: laptop}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: fairlead-connect-laptop}
 subjects: [{kind: ServiceAccount, name: laptop, namespace: kube-system}]
 "#;
+/// What the policy of it refuses.
+const FORBIDDEN: &str = "
+apiVersion: kilo.squat.ai/v1alpha1
+kind: Peer
+metadata: {name: laptop, labels: {app.kubernetes.io/managed-by: fairlead-connect}}
+spec: {allowedIPs: [10.9.0.1/32], publicKey: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=}
+";
 /// Two nodes with public addresses, and one behind a NAT.
 const NODES: [&str; 3] = ["cloud-1", "cloud-2", "home-1"];
 /// The first address that is chosen.
@@ -157,7 +164,19 @@ fn refuses_a_device_of_others(world: &World, laptop: &mut Laptop) {
     laptop.host.shell("ip link delete fairlead0").unwrap();
 }
 
+/// The API server enforces a policy a moment after it is there.
+fn policy_is_enforced(world: &World, laptop: &Laptop) -> Result<()> {
+    let manifest = laptop.directory.join("forbidden.yaml");
+    fs::write(&manifest, FORBIDDEN)?;
+    let account = "--as=system:serviceaccount:kube-system:fairlead-connect";
+    let created = ["create", "--dry-run=server", account, "-f", manifest.to_str().context("no UTF-8")?];
+    let error = world.plane.kubectl(&created).err().context("a Peer with another address is accepted")?;
+    ensure!(format!("{error:#}").contains("single addresses of 10.10.10.0/24"), "{error:#}");
+    Ok(())
+}
+
 fn has_no_other_addresses_than_the_policy_says(world: &World, laptop: &mut Laptop) {
+    eventually(TIMEOUT, || policy_is_enforced(world, laptop)).unwrap();
     let mut refused = laptop.connect(world, "fairlead-connect", &["-a", "10.9.0.1"]).unwrap();
     assert_eq!(refused.wait(TIMEOUT).unwrap().code(), Some(1));
     let output = refused.output().unwrap();

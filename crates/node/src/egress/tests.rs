@@ -215,11 +215,16 @@ async fn a_later_program_adopts_what_is_there_and_changes_nothing() {
 async fn without_a_live_gateway_packets_are_refused_at_once() {
     let (bed, pod) = client().await;
     bed.gateways.set(INTERNET, gateways(&[]));
-    let is_closed = || pod.shown("ip route show table 118").is_empty();
-    within(SECOND, "no route leads into the link", is_closed).await;
+    // One family after the other.
+    let into_links = || {
+        ["ip route show table 118", "ip -6 route show table 118"]
+            .map(|command| !pod.shown(command).is_empty())
+    };
+    within(SECOND, "no route leads into a link", || into_links() == [false; 2]).await;
     is_refused(&pod, &BEHIND);
     bed.gateways.set(INTERNET, gateways(&GATEWAY));
-    within(SECOND, "there is a gateway again", || has_what_the_article_prints(&pod)).await;
+    within(SECOND, "there is a gateway again", || into_links() == [true; 2]).await;
+    assert!(has_what_the_article_prints(&pod), "{}", pod.egress_state());
     reaches_gateways(&pod);
     // Gateways of Coil are reached through the Service.
     bed.gateways.set(INTERNET, Way::Service);

@@ -149,10 +149,17 @@ fn the_pod_that_used_an_address_and_a_port_is_found() {
     let gateway = gateways.iter().find(|gateway| gateway.addresses.contains(&seen)).unwrap();
     let place = cluster.node(&gateway.node).unwrap().pod_network(gateway.addresses[0]).unwrap();
     let client = pod.addresses[0];
-    let listed = run(&place, &format!("conntrack -L -p tcp -s {client} -d {IN_DOMESTIC}")).unwrap();
-    let port = listed.split_whitespace().filter_map(|word| word.strip_prefix("dport=")).next_back().unwrap();
+    let port = || {
+        let listed = run(&place, &format!("conntrack -L -p tcp -s {client} -d {IN_DOMESTIC}"))?;
+        let ports = listed.split_whitespace().filter_map(|word| word.strip_prefix("dport="));
+        ports
+            .last()
+            .map(str::to_owned)
+            .with_context(|| format!("{gateway:?} has no such connection: {listed:?}"))
+    };
+    let port = eventually(TIMEOUT, port).unwrap();
     let (source, egress) = (seen.to_string(), format!("{DOMESTIC}/nat"));
-    let ask = ["egress", "who", &source, port, "--egress", &egress, "-o", "json"];
+    let ask = ["egress", "who", &source, &port, "--egress", &egress, "-o", "json"];
     let name = format!("who/{}", pod.name);
     let is_known = |ended: bool| {
         let (code, text, _) = fairlead(&cluster, &ask)?;
@@ -170,7 +177,7 @@ fn the_pod_that_used_an_address_and_a_port_is_found() {
     let logged = || {
         let log = cluster.kubectl(&["-n", DOMESTIC, "logs", &gateway.name])?;
         let has = |line: &str| {
-            line.contains(&pod.name) && line.contains(&client.to_string()) && line.contains(port)
+            line.contains(&pod.name) && line.contains(&client.to_string()) && line.contains(&port)
         };
         ensure!(log.lines().any(has), "no line of this connection:\n{log}");
         Ok(())
