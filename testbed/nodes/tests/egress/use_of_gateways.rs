@@ -151,9 +151,9 @@ fn the_pod_that_used_an_address_and_a_port_is_found() {
     let client = pod.addresses[0];
     let port = || {
         let listed = run(&place, &format!("conntrack -L -p tcp -s {client} -d {IN_DOMESTIC}"))?;
-        let ports = listed.split_whitespace().filter_map(|word| word.strip_prefix("dport="));
+        let mut ports = listed.split_whitespace().filter_map(|word| word.strip_prefix("dport="));
         ports
-            .last()
+            .next_back()
             .map(str::to_owned)
             .with_context(|| format!("{gateway:?} has no such connection: {listed:?}"))
     };
