@@ -28,7 +28,7 @@ thread_local! {
     static BUFFER: RefCell<Vec<u8>> = RefCell::default();
 }
 
-/// Slots 0 and 1 are those of the two members, slot 2 is this gateway's own, and nobody has slot 3.
+/// Slots 0 and 1 are those of the two members, slot 2 is this gateway's own, and slot 3 has no holder.
 static SLOTS: LazyLock<Slots> = LazyLock::new(|| {
     let slot = |number: u8, holder: Option<&str>| Slot {
         addresses: vec![[192, 0, 2, number].into(), format!("2001:db8::{number}").parse().unwrap()],

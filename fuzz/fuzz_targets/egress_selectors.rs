@@ -30,7 +30,7 @@ fuzz_target!(|bytes: &[u8]| {
         labels: Some(&of_pod),
     };
     let is_own = namespace == egress.namespace;
-    assert!(is_own || !selectors.selects(&egress, candidate(false)), "nobody has consented");
+    assert!(is_own || !selectors.selects(&egress, candidate(false)), "no Namespace has consented");
     if selectors.selects(&egress, candidate(true)) {
         let all = format!("{}/*", egress.namespace);
         let consents =
