@@ -153,16 +153,18 @@ impl<'a> CoilEnd<'a> {
 /// The other ends are Coil's, which ours must understand. Checks what our programs have counted at each end of ours.
 fn exchanged(ours: Ours, port: SourcePort) {
     let Some(network) = Network::new() else { return };
+    // Ours are there first: links of the kernel solicit routers as soon as they are up, and would not be known yet.
     let (mut tunnels, mut coils) = (Vec::new(), Vec::new());
-    if ours == Ours::Gateway {
-        coils.push(CoilEnd::client(&network, port));
-    } else {
+    if ours != Ours::Gateway {
         tunnels.push(our_client(&network, port));
     }
-    if ours == Ours::Client {
-        coils.push(CoilEnd::gateway(&network, port));
-    } else {
+    if ours != Ours::Client {
         tunnels.push(our_gateway(&network, port));
+    }
+    match ours {
+        Ours::Gateway => coils.push(CoilEnd::client(&network, port)),
+        Ours::Client => coils.push(CoilEnd::gateway(&network, port)),
+        Ours::Both => {}
     }
     coils.iter().for_each(|end| end.is_as_in_the_article(port));
     network.check();
