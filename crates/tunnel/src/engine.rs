@@ -2,36 +2,29 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::{DeviceChange, PeerConfig, PeerState, PrivateKey, PublicKey};
-use gotatun::noise::TunnResult;
-use gotatun::noise::handshake::parse_handshake_anon;
-use gotatun::noise::index_table::IndexTable;
-use gotatun::packet::{Packet, WgKind};
-use gotatun::x25519;
+use fairlead_wireguard::{HandshakeLimiter, Identity, Now, Random, Verdict, read_initiation};
+use fairlead_wireguard::{Kind, kind_of, receiver_index};
 use ipnet::IpNet;
 
 use crate::Error;
 use crate::allowed::{AcceptedIps, AllowedIps};
 use crate::handover::PeerSnapshot;
 use crate::inner;
-use crate::peer::{Now, Pace, Peer, Protocol, TICK};
+use crate::offload::Split;
+use crate::outbox::{Batch, Outbox};
+use crate::peer::{Context, Indexes, Pace, Peer};
 use crate::udp::Path;
 
 mod both_ways;
-mod limiter;
 
-use both_ways::BothWays;
-pub(crate) use both_ways::Copies;
-use limiter::HandshakeLimiter;
+pub(crate) use both_ways::{BothWays, Copies};
 
-/// How many peers lengthen the tick of those in use by [`TICK`], up to a second.
-const PEERS_PER_TICK: usize = 500;
-const MAX_TICKS: u32 = 4;
-const MIN_INDEXES: usize = 64;
 /// Peers that do not answer are asked so often that together they cost this much time for each: 25 handshakes a second, whatever
 /// their number.
 const PAUSE_PER_PEER: Duration = Duration::from_millis(40);
@@ -40,84 +33,60 @@ const PAUSE_PER_PEER: Duration = Duration::from_millis(40);
 const AT_ONCE: usize = 128;
 const START_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Bytes for the packet loop to send or write.
-pub(crate) enum Output {
-    /// Send to the network.
-    Datagram(Datagram),
-    /// Write to the TUN.
-    Inner(Packet),
-}
-
-/// A datagram to be sent.
-pub(crate) struct Datagram {
-    /// The peer whose counters include it; `None` for cookies and copies.
-    pub(crate) peer: Option<PublicKey>,
-    pub(crate) path: Path,
-    pub(crate) bytes: Packet,
-}
-
 /// Our keys and the limiter of handshakes with them.
-struct Identity {
+struct Keys {
     configured: PrivateKey,
-    protocol: Arc<Protocol>,
+    identity: Arc<Identity>,
     limiter: HandshakeLimiter,
 }
 
-impl Identity {
-    fn new(key: &PrivateKey, indexes: IndexTable, now: Now) -> Self {
-        let private = x25519::StaticSecret::from(key.0);
-        let public = x25519::PublicKey::from(&private);
-        let limiter = HandshakeLimiter::new(&public, now.instant);
-        let protocol = Arc::new(Protocol { private, public, indexes, limiter: limiter.per_address() });
-        Self { configured: key.clone(), protocol, limiter }
+impl Keys {
+    fn new(configured: &PrivateKey, now: Now) -> Self {
+        let identity = Arc::new(Identity::new(configured));
+        let limiter = HandshakeLimiter::new(&identity.public(), now.instant);
+        Self { configured: configured.clone(), identity, limiter }
     }
 }
 
 /// A device without its sockets.
 pub(crate) struct Engine {
     mtu: u16,
-    identity: Option<Identity>,
+    keys: Option<Keys>,
+    random: Box<dyn Random + Send>,
     /// Boxed: half of a hash map is empty.
     peers: HashMap<PublicKey, Box<Peer>>,
     /// When the timers of peers are due; the others have none.
     timers: BTreeSet<(Instant, PublicKey)>,
     allowed: AllowedIps,
     accepted: AcceptedIps,
-    indexes: IndexTable,
-    /// Which peer a session index that we gave out belongs to.
-    by_index: HashMap<u32, PublicKey>,
-    /// How many of them there may be before those that are not in use any more are removed.
-    max_indexes: usize,
+    indexes: Indexes,
     /// Paths of the old process to peers that are not configured here yet.
     snapshots: HashMap<PublicKey, Path>,
     /// Peers that have not answered packets lately; [`Self::take_unanswered`] empties it.
     unanswered: Vec<PublicKey>,
     both_ways: BothWays,
-    messages: Vec<WgKind>,
 }
 
 impl Engine {
-    pub(crate) fn new(mtu: u16) -> Self {
+    pub(crate) fn new(mtu: u16, random: Box<dyn Random + Send>) -> Self {
         Self {
             mtu,
-            identity: None,
+            keys: None,
+            random,
             peers: HashMap::new(),
             timers: BTreeSet::new(),
             allowed: AllowedIps::default(),
             accepted: AcceptedIps::default(),
-            indexes: IndexTable::from_os_rng(),
-            by_index: HashMap::new(),
-            max_indexes: 0,
+            indexes: Indexes::default(),
             snapshots: HashMap::new(),
             unanswered: Vec::new(),
             both_ways: BothWays::new(),
-            messages: Vec::new(),
         }
     }
 
     /// Our private key, if one is set.
     pub(crate) fn private_key(&self) -> Option<&PrivateKey> {
-        self.identity.as_ref().map(|identity| &identity.configured)
+        self.keys.as_ref().map(|keys| &keys.configured)
     }
 
     /// All peers with their allowed addresses.
@@ -135,8 +104,8 @@ impl Engine {
     }
 
     /// The peers with a session, for the process that takes over.
-    pub(crate) fn peer_snapshots(&self) -> Vec<PeerSnapshot> {
-        let live = self.peers.iter().filter(|(_, peer)| peer.is_live());
+    pub(crate) fn peer_snapshots(&self, now: Instant) -> Vec<PeerSnapshot> {
+        let live = self.peers.iter().filter(|(_, peer)| peer.is_live(now));
         live.filter_map(|(key, peer)| Some(PeerSnapshot { key: *key, path: peer.path()? })).collect()
     }
 
@@ -147,20 +116,13 @@ impl Engine {
     }
 
     /// Whether the peer is configured and has no session yet.
-    pub(crate) fn awaits_session(&self, key: &PublicKey) -> bool {
-        self.peers.get(key).is_some_and(|peer| !peer.is_live())
+    pub(crate) fn awaits_session(&self, key: &PublicKey, now: Instant) -> bool {
+        self.peers.get(key).is_some_and(|peer| !peer.is_live(now))
     }
 
     /// Whether a datagram belongs to a session, or a handshake, of the other process of a hand-over.
     pub(crate) fn belongs_to_other_process(&self, datagram: &[u8]) -> bool {
-        // The receiver's index, by type of message (WireGuard paper 5.4.2 to 5.4.7).
-        let index = match datagram.first() {
-            Some(2) => datagram.get(8..12),
-            Some(3 | 4) => datagram.get(4..8),
-            _ => None,
-        };
-        let index = index.and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes);
-        index.is_some_and(|index| !self.by_index.contains_key(&index))
+        receiver_index(datagram).is_some_and(|index| self.indexes.owner(index).is_none())
     }
 
     /// Whether `change` can be applied; nothing is applied in part.
@@ -168,7 +130,7 @@ impl Engine {
         let Some(key) = change.private_key.as_ref().or(self.private_key()) else {
             return if change.set_peers.is_empty() { Ok(()) } else { Err(Error::NoPrivateKey) };
         };
-        let own = PublicKey(*x25519::PublicKey::from(&x25519::StaticSecret::from(key.0)).as_bytes());
+        let own = fairlead_wireguard::public_key(key);
         let stays = self.peers.contains_key(&own) && !change.remove_peers.contains(&own);
         if stays || change.set_peers.contains_key(&own) {
             return Err(Error::OwnKey(own));
@@ -177,34 +139,34 @@ impl Engine {
     }
 
     /// Applies a checked change.
-    pub(crate) fn apply(&mut self, change: &DeviceChange, now: Now, out: &mut Vec<Output>) {
+    pub(crate) fn apply(&mut self, change: &DeviceChange, now: Now, out: &mut Outbox) {
         for key in &change.remove_peers {
             if let Some(due) = self.peers.remove(key).and_then(|peer| peer.due) {
                 self.timers.remove(&(due, *key));
             }
-            self.max_indexes = 0;
+            self.indexes.sweep_soon();
             self.allowed.replace(*key, &[]);
         }
         if let Some(key) = change.private_key.as_ref().filter(|key| Some(*key) != self.private_key()) {
-            self.set_identity(key, now, out);
+            self.set_keys(key, now, out);
         }
         for (position, (key, config)) in change.set_peers.iter().enumerate() {
             self.set_peer(key, config, start_delay(position), now, out);
         }
         for key in &change.handshakes {
-            self.with_peer(*key, now, out, |peer, messages| peer.start_handshake(now, messages));
+            self.with_peer(*key, now, out, |peer, context| peer.start_handshake(context));
         }
     }
 
-    fn set_identity(&mut self, key: &PrivateKey, now: Now, out: &mut Vec<Output>) {
-        let identity = Identity::new(key, self.indexes.clone(), now);
-        let keys: Vec<PublicKey> = self.peers.keys().copied().collect();
-        for (position, key) in keys.into_iter().enumerate() {
-            self.with_peer(key, now, out, |peer, messages| {
-                peer.rekey(Arc::clone(&identity.protocol), start_delay(position), now, messages);
+    fn set_keys(&mut self, key: &PrivateKey, now: Now, out: &mut Outbox) {
+        let new = Keys::new(key, now);
+        let peers: Vec<PublicKey> = self.peers.keys().copied().collect();
+        for (position, key) in peers.into_iter().enumerate() {
+            self.with_peer(key, now, out, |peer, context| {
+                peer.rekey(Arc::clone(&new.identity), start_delay(position), context);
             });
         }
-        self.identity = Some(identity);
+        self.keys = Some(new);
     }
 
     fn set_peer(
@@ -213,19 +175,18 @@ impl Engine {
         config: &PeerConfig,
         delay: Duration,
         now: Now,
-        out: &mut Vec<Output>,
+        out: &mut Outbox,
     ) {
-        let Some(identity) = &self.identity else { return };
-        let protocol = &identity.protocol;
-        self.peers.entry(*key).or_insert_with(|| Box::new(Peer::new(*key, Arc::clone(protocol))));
+        let Some(Keys { identity, .. }) = &self.keys else { return };
+        self.peers.entry(*key).or_insert_with(|| Box::new(Peer::new(*key, Arc::clone(identity))));
         self.allowed.replace(*key, &config.allowed_ips);
         let snapshot = self.snapshots.remove(key);
-        self.with_peer(*key, now, out, |peer, messages| match snapshot {
+        self.with_peer(*key, now, out, |peer, context| match snapshot {
             Some(path) => {
-                peer.configure(&PeerConfig { endpoint: None, ..config.clone() }, delay, now, messages);
-                peer.start_at(path, now, messages);
+                peer.configure(&PeerConfig { endpoint: None, ..config.clone() }, delay, context);
+                peer.start_at(path, context);
             }
-            None => peer.configure(config, delay, now, messages),
+            None => peer.configure(config, delay, context),
         });
     }
 
@@ -234,67 +195,135 @@ impl Engine {
         self.accepted = AcceptedIps::new(prefixes);
     }
 
-    /// Takes a packet from the TUN. Without an owner of its destination it is dropped.
-    pub(crate) fn send_packet(&mut self, packet: &[u8], now: Now, out: &mut Vec<Output>) {
-        let Some(header) = inner::parse(packet) else { return };
+    /// Takes what one read of the TUN gave: packets of one flow. Without an owner of their destination they are dropped.
+    pub(crate) fn send_packets(&mut self, packets: Split<'_>, now: Now, out: &mut Outbox) {
+        let Some(header) = inner::parse(packets.packet()) else { return };
         let Some(owner) = self.allowed.owner(header.destination).copied() else {
             tracing::trace!(destination = %header.destination, "no peer has this address");
             return;
         };
-        let padded = inner::padded_length(packet.len(), self.mtu);
-        let mut packet = Packet::copy_from(packet);
-        packet.buf_mut().resize(padded, 0);
-        self.with_peer(owner, now, out, |peer, messages| peer.send(packet, now, messages));
+        self.with_peer(owner, now, out, |peer, context| peer.send(packets, context));
     }
 
-    /// Takes a datagram from the network: any bytes from any sender.
-    pub(crate) fn receive_datagram(&mut self, datagram: &[u8], path: Path, now: Now, out: &mut Vec<Output>) {
-        let Some(identity) = &mut self.identity else { return };
-        let message = match identity.limiter.verify(path.remote, datagram) {
-            Ok(message) => message,
-            Err(TunnResult::WriteToNetwork(cookie)) => {
-                out.push(Output::Datagram(Datagram { peer: None, path, bytes: cookie.into() }));
-                return;
+    /// Takes datagrams of one sender from the network, all of `length` bytes but the last: any bytes from any sender. They are
+    /// decrypted in place; where their inner packets are, if their sender may use their source addresses, is appended to `packets`.
+    pub(crate) fn receive(
+        &mut self,
+        datagrams: &mut [u8],
+        length: usize,
+        path: Path,
+        now: Now,
+        out: &mut Outbox,
+        packets: &mut Vec<Range<usize>>,
+    ) {
+        let mut start = 0;
+        while let Some(rest) = datagrams.get_mut(start..).filter(|rest| !rest.is_empty()) {
+            let run = data_run(rest, length);
+            let taken = if run > 0 { run } else { rest.len().min(length.max(1)) };
+            let Some(part) = rest.get_mut(..taken) else { return };
+            if run > 0 {
+                self.receive_data(part, length, start, path, now, out, packets);
+            } else {
+                self.receive_message(part, path, now, out);
             }
-            Err(_) => return,
+            start = start.saturating_add(taken);
+        }
+    }
+
+    /// Takes data messages of one session, which begin at `offset` of what was received.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "where they are, where they came from, when, and two places for what they cause"
+    )]
+    fn receive_data(
+        &mut self,
+        messages: &mut [u8],
+        length: usize,
+        offset: usize,
+        path: Path,
+        now: Now,
+        out: &mut Outbox,
+        packets: &mut Vec<Range<usize>>,
+    ) {
+        let Some(sender) = receiver_index(messages).and_then(|index| self.indexes.owner(index)) else {
+            return;
         };
-        let Some(sender) = self.sender(&message) else { return };
-        let packet = self.with_peer(sender, now, out, |peer, messages| {
-            peer.receive(message, path, datagram.len(), now, messages)
+        let first = packets.len();
+        self.with_peer(sender, now, out, |peer, context| {
+            let mut start = offset;
+            for message in messages.chunks_mut(length) {
+                if let Some(inner) =
+                    peer.receive_data(message, path, context).filter(|inner| !inner.is_empty())
+                {
+                    packets.push(inner.start.saturating_add(start)..inner.end.saturating_add(start));
+                }
+                start = start.saturating_add(message.len());
+            }
         });
-        if let Some(packet) = packet.flatten() {
-            self.deliver(sender, packet, out);
-        }
+        self.keep_permitted(sender, messages, offset, packets, first);
     }
 
-    fn sender(&self, message: &WgKind) -> Option<PublicKey> {
-        let index = match message {
-            WgKind::HandshakeInit(initiation) => {
-                let identity = self.identity.as_ref()?;
-                let Protocol { private, public, .. } = &*identity.protocol;
-                let half = parse_handshake_anon(private, public, initiation).ok()?;
-                return Some(PublicKey(half.peer_static_public));
+    /// Of the packets from `first` on, keeps those whose sources are allowed addresses of their sender, without the padding behind them.
+    fn keep_permitted(
+        &self,
+        sender: PublicKey,
+        bytes: &[u8],
+        offset: usize,
+        packets: &mut Vec<Range<usize>>,
+        first: usize,
+    ) {
+        let mut last = None;
+        let mut kept = first;
+        for position in first..packets.len() {
+            let Some(range) = packets.get(position).cloned() else { break };
+            let packet = bytes.get(range.start.saturating_sub(offset)..range.end.saturating_sub(offset));
+            let Some(header) = packet.and_then(inner::parse) else { continue };
+            if last != Some(header.source) && !self.may_send(sender, header.source) {
+                tracing::trace!(source = %header.source, %sender, "the source is no allowed address of its sender");
+                continue;
             }
-            WgKind::HandshakeResp(response) => response.receiver_idx.get(),
-            WgKind::CookieReply(cookie) => cookie.receiver_idx.get(),
-            WgKind::Data(data) => data.header.receiver_idx.get(),
-        };
-        self.by_index.get(&index).copied()
+            last = Some(header.source);
+            if let Some(slot) = packets.get_mut(kept) {
+                *slot = range.start..range.start.saturating_add(header.length).min(range.end);
+                kept = kept.saturating_add(1);
+            }
+        }
+        packets.truncate(kept);
     }
 
-    /// Hands a decrypted packet to the TUN if its sender may use its source address.
-    fn deliver(&self, sender: PublicKey, mut packet: Packet, out: &mut Vec<Output>) {
-        if packet.is_empty() {
-            return;
+    fn may_send(&self, sender: PublicKey, source: IpAddr) -> bool {
+        self.allowed.owner(source) == Some(&sender) || self.accepted.contains(&sender, source)
+    }
+
+    /// Takes a message of a handshake, or junk.
+    fn receive_message(&mut self, message: &[u8], path: Path, now: Now, out: &mut Outbox) {
+        let Some(keys) = &mut self.keys else { return };
+        let kind = kind_of(message);
+        if matches!(kind, Some(Kind::Initiation | Kind::Response)) {
+            match keys.limiter.check(path.remote, message, now.instant, &mut *self.random) {
+                Verdict::Accept => {}
+                Verdict::Refuse => return,
+                Verdict::Cookie(cookie) => return out.push(None, &path, &cookie),
+            }
         }
-        let Some(header) = inner::parse(&packet) else { return };
-        let is_owner = self.allowed.owner(header.source) == Some(&sender);
-        if !(is_owner || self.accepted.contains(&sender, header.source)) {
-            tracing::trace!(source = %header.source, %sender, "the source is no allowed address of its sender");
-            return;
+        let owner = receiver_index(message).and_then(|index| self.indexes.owner(index));
+        match (kind, owner) {
+            (Some(Kind::Initiation), _) => {
+                let Ok(initiation) = read_initiation(&keys.identity, message) else { return };
+                self.with_peer(initiation.peer, now, out, |peer, context| {
+                    peer.receive_initiation(initiation, (path, message.len()), context);
+                });
+            }
+            (Some(Kind::Response), Some(owner)) => {
+                self.with_peer(owner, now, out, |peer, context| {
+                    peer.receive_response(message, path, context);
+                });
+            }
+            (Some(Kind::CookieReply), Some(owner)) => {
+                self.with_peer(owner, now, out, |peer, context| peer.receive_cookie(message, context));
+            }
+            (Some(Kind::Response | Kind::CookieReply), None) | (Some(Kind::Data) | None, _) => {}
         }
-        packet.truncate(header.length);
-        out.push(Output::Inner(packet));
     }
 
     /// When to call [`Self::tick`]; `None` if only a message or a change brings work.
@@ -303,25 +332,18 @@ impl Engine {
     }
 
     /// Runs the timers that are due, and no others.
-    pub(crate) fn tick(&mut self, now: Now, out: &mut Vec<Output>) {
-        if let Some(identity) = &mut self.identity {
-            identity.limiter.tick(now.instant);
-        }
-        if self.by_index.len() >= self.max_indexes {
-            let (indexes, peers) = (&self.indexes, &self.peers);
-            self.by_index.retain(|index, key| indexes.in_use(*index) && peers.contains_key(key));
-            // So that the cost for each index is constant.
-            self.max_indexes = self.by_index.len().saturating_mul(2).max(MIN_INDEXES);
-        }
+    pub(crate) fn tick(&mut self, now: Now, out: &mut Outbox) {
+        let peers = &self.peers;
+        self.indexes.sweep(|index, key| peers.get(key).is_some_and(|peer| peer.uses(index)));
         let pace = self.pace();
         let mut due = Vec::new();
         while self.timers.first().is_some_and(|(at, _)| *at <= now.instant) {
             due.extend(self.timers.pop_first().map(|(_, key)| key));
         }
         for key in due {
-            let is_unanswered = self.with_peer(key, now, out, |peer, messages| {
+            let is_unanswered = self.with_peer(key, now, out, |peer, context| {
                 peer.due = None;
-                peer.tick(now, &pace, messages);
+                peer.tick(&pace, context);
                 peer.take_unanswered(now.instant)
             });
             if is_unanswered == Some(true) {
@@ -346,33 +368,41 @@ impl Engine {
     }
 
     fn pace(&self) -> Pace {
-        let ticks = u32::try_from(self.peers.len() / PEERS_PER_TICK).unwrap_or(MAX_TICKS).clamp(1, MAX_TICKS);
         let peers = u32::try_from(self.peers.len()).unwrap_or(u32::MAX);
-        Pace { tick: TICK.saturating_mul(ticks), max_pause: PAUSE_PER_PEER.saturating_mul(peers) }
+        Pace { max_pause: PAUSE_PER_PEER.saturating_mul(peers) }
     }
 
-    /// The result of sending a datagram; `used` is the path it took.
-    pub(crate) fn sent(&mut self, datagram: &Datagram, used: &Path, failure: Option<&io::Error>) {
-        if let Some(peer) = datagram.peer.as_ref().and_then(|key| self.peers.get_mut(key)) {
-            peer.sent(&datagram.path, used, datagram.bytes.len(), failure);
+    /// The result of sending datagrams; `used` is the path they took.
+    pub(crate) fn sent(&mut self, batch: &Batch, used: &Path, failure: Option<&io::Error>) {
+        if let Some(peer) = batch.peer.as_ref().and_then(|key| self.peers.get_mut(key)) {
+            peer.sent(&batch.path, used, batch.bytes().len(), failure);
         }
     }
 
-    /// Calls `act` with a peer, sets its timer, and addresses the messages it emitted.
+    /// Calls `act` with a peer, then sets its timer.
     fn with_peer<T>(
         &mut self,
         key: PublicKey,
         now: Now,
-        out: &mut Vec<Output>,
-        act: impl FnOnce(&mut Peer, &mut Vec<WgKind>) -> T,
+        out: &mut Outbox,
+        act: impl FnOnce(&mut Peer, &mut Context<'_>) -> T,
     ) -> Option<T> {
         let pace = self.pace();
         let peer = self.peers.get_mut(&key)?;
-        let result = act(peer, &mut self.messages);
-        // Nothing is due sooner than the next tick, unless the peer has just been configured.
-        let is_soon = |due| due <= now.instant + pace.tick;
-        if peer.due.is_none_or(|due| !is_soon(due))
-            && let Some(next) = peer.poll_timeout(now.instant, &pace)
+        let mut context = Context {
+            now,
+            random: &mut *self.random,
+            indexes: &mut self.indexes,
+            both_ways: &mut self.both_ways,
+            out,
+            mtu: self.mtu,
+        };
+        // What is overdue comes first: it must not end what begins now.
+        peer.run_protocol_timers(&mut context);
+        let result = act(peer, &mut context);
+        // A new session may be due after what was sent or received.
+        peer.run_protocol_timers(&mut context);
+        if let Some(next) = peer.poll_timeout(now.instant, &pace)
             && peer.due.is_none_or(|due| next < due)
         {
             if let Some(due) = peer.due.replace(next) {
@@ -380,22 +410,18 @@ impl Engine {
             }
             self.timers.insert((next, key));
         }
-        for message in self.messages.drain(..) {
-            match &message {
-                WgKind::HandshakeInit(initiation) => self.by_index.insert(initiation.sender_idx.get(), key),
-                WgKind::HandshakeResp(response) => self.by_index.insert(response.sender_idx.get(), key),
-                WgKind::CookieReply(_) | WgKind::Data(_) => None,
-            };
-            if let Some(path) = peer.path_of(&message) {
-                let is_data = matches!(message, WgKind::Data(_));
-                let bytes = message.into();
-                let copy = is_data.then(|| self.both_ways.copy(&key, &path, &bytes, now.instant)).flatten();
-                out.push(Output::Datagram(Datagram { peer: Some(key), path, bytes }));
-                out.extend(copy.map(Output::Datagram));
-            }
-        }
         Some(result)
     }
+}
+
+/// The length of the data messages at the beginning that belong to one session.
+fn data_run(datagrams: &[u8], length: usize) -> usize {
+    let mut index = None;
+    let same = datagrams.chunks(length.max(1)).take_while(|datagram| {
+        let own = receiver_index(datagram);
+        kind_of(datagram) == Some(Kind::Data) && *index.get_or_insert(own) == own
+    });
+    same.map(<[u8]>::len).sum()
 }
 
 /// How long the first handshake with a new peer waits for those before it.

@@ -2,23 +2,23 @@
 //!
 //! What it is: a TUN interface, two UDP sockets and the WireGuard protocol between them, configured with the same
 //! types ([`fairlead_api::wireguard`]) as the kernel's device, and shown by the same tool: `wg show NAME` reads it
-//! through a UNIX socket. The protocol itself (handshakes, sessions, replay windows, cookies) is `gotatun`'s `noise`.
+//! through a UNIX socket. The protocol itself (handshakes, sessions, replay windows, cookies) is [`fairlead_wireguard`].
 //!
 //! What it is not: it gives the interface no addresses and no routes, does not set it up or down, and chooses
 //! no endpoints beyond WireGuard's own [`roaming`]. That is the work of its caller.
 //!
 //! Where data comes from and goes: configuration arrives by [`Device::change`]; IP packets are read from the TUN,
 //! encrypted and sent by UDP; datagrams are decrypted, checked against the sender's allowed addresses and written
-//! to the TUN. `demux` leads datagrams that are no WireGuard messages to the [`PathSocket`] instead. `engine` decides all
+//! to the TUN. Datagrams that are no WireGuard messages go to the [`PathSocket`] instead. `engine` decides all
 //! of this without doing I/O; `pump` is the one loop that moves bytes, on one thread in the network namespace of the
-//! thread that called [`Device::start`].
+//! thread that called [`Device::start`]. What the kernel has joined stays together from the read to the write: `offload` cuts the
+//! packets of a read into segments and joins those of a write, and `outbox` has the datagrams that one system call sends.
 //!
 //! The interface outlives the process: a device that starts with the same name adopts it with its addresses and routes.
 //! Only [`Device::delete`] removes it. With [`Device::hand_over`] another process takes the device over without losing a
 //! packet.
 
 mod allowed;
-mod demux;
 mod device;
 mod echo;
 mod engine;
@@ -27,6 +27,8 @@ mod extra_sockets;
 mod handover;
 mod icmp_errors;
 mod inner;
+mod offload;
+mod outbox;
 mod path_socket;
 mod peer;
 mod pump;
@@ -43,6 +45,7 @@ mod unix;
 pub use device::{Device, PendingHandover};
 pub use echo::{EchoSockets, checksum};
 pub use error::Error;
+pub use fairlead_wireguard::public_key;
 pub use icmp_errors::IcmpErrors;
 pub use path_socket::{PathDatagram, PathSocket, PathSocketStats};
 pub use raw_port::{RawPort, Word};
@@ -63,10 +66,4 @@ pub fn parse_control_request(text: &str) -> Result<String, String> {
 /// recorded messages; both processes parse the messages of the other one in the same way.
 pub fn parse_handover_message(bytes: &[u8]) -> Option<String> {
     handover::parse(bytes)
-}
-
-/// The public key of a private one (RFC 7748, section 6.1).
-pub fn public_key(private: &fairlead_api::wireguard::PrivateKey) -> fairlead_api::wireguard::PublicKey {
-    let secret = gotatun::x25519::StaticSecret::from(private.0);
-    fairlead_api::wireguard::PublicKey(gotatun::x25519::PublicKey::from(&secret).to_bytes())
 }

@@ -1,90 +1,43 @@
-//! One peer: its sessions, its path, and its timers.
+//! One peer: its path, and what the device does with its sessions.
 //!
-//! Handshakes, replay protection and the timers of WireGuard paper section 6 are `gotatun`'s [`Tunn`]. This module
-//! adds what the device has to do: roaming, packets that wait for a session, persistent keepalives that never stop, and
-//! quick repetitions of a handshake after a new endpoint.
+//! Handshakes, replay protection and the timers of WireGuard paper section 6 are [`Tunnel`]'s. This module adds what the device has to
+//! do: roaming, packets that wait for a session, persistent keepalives that never stop, and quick repetitions of a handshake after a
+//! new endpoint.
 //!
-//! A peer that does not answer and that no packet waits for rests: no timer of the protocol runs, and a peer that has never
-//! answered has no [`Tunn`], which takes 10 KiB. It is asked again ever more rarely ([`Pace`]).
+//! A peer that does not answer and that no packet waits for rests: no timer of the protocol runs, and a peer that has never answered
+//! has no [`Tunnel`]. It is asked again ever more rarely ([`Pace`]).
 
 use std::collections::VecDeque;
 use std::io;
-use std::mem;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::wireguard::{PeerConfig, PeerState, PublicKey};
-use gotatun::noise::{Tunn, TunnResult};
-use gotatun::packet::{Packet, WgKind};
+use fairlead_wireguard::{Identity, Opened, ReceivedInitiation, Tunnel, receiver_index};
 
 use crate::roaming::Roaming;
 use crate::udp::Path;
 
-mod protocol;
+mod context;
+mod repeats;
 mod schedule;
+mod send;
 
-pub(crate) use protocol::Protocol;
-pub(crate) use schedule::{Pace, TICK};
+pub(crate) use context::{Context, Indexes};
+use repeats::Repeats;
+pub(crate) use schedule::Pace;
 
 /// Packets kept per peer while there is no session; the oldest make room.
 const MAX_STAGED: usize = 32;
-/// How a handshake towards a new endpoint is repeated, counted from the first message. Two peers behind NATs open the
-/// way for each other: the first message is dropped, so both repeat theirs before `REKEY_TIMEOUT` (5 s).
-///
-/// The protocol library remembers two initiations, and a peer answers only the first of several that arrive in one
-/// bunch (they wait together for address resolution, or a slow link). So only two different messages are sent, each
-/// twice: the answer to either is accepted. A copy that arrives after its original is a replay to the
-/// peer and harmless.
-const REPEATS: [Repeat; 4] = [
-    Repeat { after: Duration::ZERO, message: Message::Fresh },
-    Repeat { after: Duration::from_millis(300), message: Message::Copy },
-    Repeat { after: Duration::from_secs(1), message: Message::Fresh },
-    Repeat { after: Duration::from_secs(2), message: Message::Copy },
-];
 /// How long an answered handshake may take to be confirmed before we start one of our own.
 const CONFIRMATION_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// How long the last session of an identity that was replaced still takes what the peer sends, which follows after a moment.
 const PREVIOUS_IDENTITY: Duration = Duration::from_secs(15);
 
-/// One reading of both clocks.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Now {
-    pub(crate) instant: Instant,
-    pub(crate) wall: SystemTime,
-}
-
-impl Now {
-    pub(crate) fn read() -> Self {
-        Self { instant: Instant::now(), wall: SystemTime::now() }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Repeat {
-    after: Duration,
-    message: Message,
-}
-
-#[derive(Clone, Copy)]
-enum Message {
-    /// The last initiation once more.
-    Copy,
-    /// A new one.
-    Fresh,
-}
-
-/// Repetitions still to come of a handshake towards a new endpoint.
-struct Repeats {
-    started: Instant,
-    left: &'static [Repeat],
-    /// The last initiation, unless something was learned since that has to go into the next.
-    last: Option<Vec<u8>>,
-}
-
 /// The session with the identity that was replaced: the kernel's WireGuard takes what arrives for it, too.
 struct Previous {
-    tunnel: Box<Tunn>,
+    tunnel: Box<Tunnel>,
     /// Our index of it.
     index: u32,
     until: Instant,
@@ -95,19 +48,14 @@ pub(crate) struct Peer {
     /// When its timers run next, as the engine has it in its queue.
     pub(crate) due: Option<Instant>,
     key: PublicKey,
-    protocol: Arc<Protocol>,
+    identity: Arc<Identity>,
     /// `None` while there is neither a session nor a handshake nor anything to remember.
-    tunnel: Option<Box<Tunn>>,
-    previous: Option<Previous>,
-    /// The library's timers do not run.
-    resting: bool,
-    /// An authenticated message has come since the identity was set: its time stamp must be remembered against replays
-    /// (WireGuard paper 5.1).
-    was_heard: bool,
-    /// When the library's timers last ran.
-    ticked: Option<Instant>,
-    /// When a handshake was last started, or a message last ended the rest.
+    tunnel: Option<Box<Tunnel>>,
+    previous: Option<Box<Previous>>,
+    /// When a handshake was last started.
     attempted: Option<Instant>,
+    /// When a handshake of the peer was last answered that it has not confirmed yet.
+    answered: Option<Instant>,
     /// Handshakes in a row that were started only for a keepalive and not answered.
     unanswered: u32,
     /// When an inner packet last went either way.
@@ -115,20 +63,12 @@ pub(crate) struct Peer {
     /// When the first inner packet was sent since anything came from the peer, or since [`Self::take_unanswered`] said so.
     waiting_since: Option<Instant>,
     path: Option<Path>,
-    /// Where the initiation came from whose answer is about to be sent: the answer goes back the same way, also where the session
-    /// does not move to it.
-    answer_path: Option<Path>,
     roaming: Roaming,
     preshared_key: Option<[u8; 32]>,
     persistent_keepalive: Option<u16>,
-    /// The peer has used a session with us (key confirmation, WireGuard paper 5.4.6). Until then the session in `tunnel`
-    /// may stem from a replayed initiation or a lost response, and must not take packets.
-    confirmed: bool,
-    /// Our index of the session of our last response, which the peer has not used yet, and when we sent it.
-    unconfirmed: Option<(u32, Instant)>,
     /// Our index of the session of the newest data message, and its counter.
     newest: Option<(u32, u64)>,
-    staged: VecDeque<Packet>,
+    staged: VecDeque<Vec<u8>>,
     repeats: Option<Repeats>,
     /// When an authenticated packet was last sent; `None` asks for a keepalive now. What is received does not count, as it does
     /// in the kernel: an inbound packet need not refresh the mapping of a NAT (RFC 4787, 4.3), and of two nodes that send
@@ -142,27 +82,22 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// A peer without session and path, until [`Self::configure`].
-    pub(crate) fn new(key: PublicKey, protocol: Arc<Protocol>) -> Self {
+    pub(crate) fn new(key: PublicKey, identity: Arc<Identity>) -> Self {
         Self {
             due: None,
             key,
-            protocol,
+            identity,
             tunnel: None,
             previous: None,
-            resting: true,
-            was_heard: false,
-            ticked: None,
             attempted: None,
+            answered: None,
             unanswered: 0,
             last_data: None,
             waiting_since: None,
             path: None,
-            answer_path: None,
             roaming: Roaming::default(),
             preshared_key: None,
             persistent_keepalive: None,
-            confirmed: false,
-            unconfirmed: None,
             newest: None,
             staged: VecDeque::new(),
             repeats: None,
@@ -179,15 +114,15 @@ impl Peer {
         self.path
     }
 
-    /// Where a message that was just emitted goes.
-    pub(crate) fn path_of(&mut self, message: &WgKind) -> Option<Path> {
-        let answer = matches!(message, WgKind::HandshakeResp(_)).then(|| self.answer_path.take());
-        answer.flatten().or(self.path)
-    }
-
     /// Why the last datagram could not be sent, if so.
     pub(crate) fn send_error(&self) -> Option<&str> {
         self.send_error.as_deref()
+    }
+
+    /// Whether a session or a handshake has this index of ours.
+    pub(crate) fn uses(&self, index: u32) -> bool {
+        let previous = self.previous.as_deref().map(|previous| &previous.tunnel);
+        self.tunnel.iter().chain(previous).any(|tunnel| tunnel.indexes().any(|used| used == index))
     }
 
     /// The state without the allowed addresses, which [`crate::allowed`] has.
@@ -206,13 +141,7 @@ impl Peer {
     }
 
     /// Applies `config` without disturbing the session. A handshake that a new endpoint asks for begins after `delay`.
-    pub(crate) fn configure(
-        &mut self,
-        config: &PeerConfig,
-        delay: Duration,
-        now: Now,
-        out: &mut Vec<WgKind>,
-    ) {
+    pub(crate) fn configure(&mut self, config: &PeerConfig, delay: Duration, context: &mut Context<'_>) {
         if self.preshared_key != config.preshared_key {
             self.preshared_key = config.preshared_key;
             if let Some(tunnel) = &mut self.tunnel {
@@ -229,242 +158,168 @@ impl Peer {
         {
             self.path = Some(path);
             self.roaming = Roaming::default();
-            if self.is_live() {
-                self.roaming.configured(path.remote, self.is_first(), now.instant);
+            if self.is_live(context.now.instant) {
+                self.roaming.configured(path.remote, self.is_first(), context.now.instant);
             }
             self.waiting_since = None;
             self.send_error = None;
-            self.use_new_endpoint(delay, now, out);
+            self.use_new_endpoint(delay, context);
         }
     }
 
     /// The device has a new identity: nothing more is sent in sessions of the old one. A peer that is not to be called is not.
-    pub(crate) fn rekey(
-        &mut self,
-        protocol: Arc<Protocol>,
-        delay: Duration,
-        now: Now,
-        out: &mut Vec<WgKind>,
-    ) {
-        let was_live = self.is_live();
-        self.protocol = protocol;
-        self.was_heard = false;
-        let until = now.instant.checked_add(PREVIOUS_IDENTITY).unwrap_or(now.instant);
+    pub(crate) fn rekey(&mut self, identity: Arc<Identity>, delay: Duration, context: &mut Context<'_>) {
+        let now = context.now.instant;
+        let was_live = self.is_live(now);
+        self.identity = identity;
+        let until = now.checked_add(PREVIOUS_IDENTITY).unwrap_or(now);
         let last = self.newest.take().filter(|_| was_live);
+        // Time stamps of handshakes with the old identity need not be remembered.
+        let tunnel = self.tunnel.take();
         self.previous =
-            last.and_then(|(index, _)| Some(Previous { tunnel: self.tunnel.take()?, index, until }));
+            last.zip(tunnel).map(|((index, _), tunnel)| Box::new(Previous { tunnel, index, until }));
         self.rest();
         if self.path.is_some() && (was_live || self.keepalive_interval().is_some()) {
-            self.use_new_endpoint(delay, now, out);
+            self.use_new_endpoint(delay, context);
         }
     }
 
     /// Starts with a handshake on the path that the old process of a hand-over used.
-    pub(crate) fn start_at(&mut self, path: Path, now: Now, out: &mut Vec<WgKind>) {
+    pub(crate) fn start_at(&mut self, path: Path, context: &mut Context<'_>) {
         self.path = Some(path);
-        self.use_new_endpoint(Duration::ZERO, now, out);
+        self.use_new_endpoint(Duration::ZERO, context);
     }
 
-    fn use_new_endpoint(&mut self, delay: Duration, now: Now, out: &mut Vec<WgKind>) {
-        if self.is_live() {
-            self.keep_alive(now, out);
+    fn use_new_endpoint(&mut self, delay: Duration, context: &mut Context<'_>) {
+        let now = context.now.instant;
+        if self.is_live(now) {
+            self.keep_alive(context);
         } else {
             self.unanswered = 0;
-            let started = now.instant.checked_add(delay).unwrap_or(now.instant);
-            self.repeats = Some(Repeats { started, left: &REPEATS, last: None });
+            let started = now.checked_add(delay).unwrap_or(now);
+            self.repeats = Some(Repeats::new(started));
             // The first keepalive is no other handshake.
             self.attempted = Some(started);
-            self.repeat(now, out);
+            self.repeat(context);
         }
     }
 
-    /// Sends an inner packet (already padded), or keeps it until there is a session.
-    pub(crate) fn send(&mut self, packet: Packet, now: Now, out: &mut Vec<WgKind>) {
-        if self.path.is_none() {
-            return;
-        }
-        self.last_data = Some(now.instant);
-        self.unanswered = 0;
-        self.waiting_since.get_or_insert(now.instant);
-        self.catch_up(now, out);
-        if let Err(packet) = self.encapsulate(packet, now, out) {
-            self.stage(packet);
-            let awaits_confirmation = self
-                .unconfirmed
-                .is_some_and(|(_, at)| now.instant.saturating_duration_since(at) < CONFIRMATION_TIMEOUT);
-            if !awaits_confirmation {
-                self.initiate(false, now, out);
-            }
-        }
-    }
-
-    /// Takes a message for this peer; returns the inner packet (empty for a keepalive) of a data message.
-    /// Only an authenticated message moves the endpoint, as [`Roaming`] decides.
-    pub(crate) fn receive(
+    /// Takes an initiation of this peer, and answers it the way it came.
+    pub(crate) fn receive_initiation(
         &mut self,
-        message: WgKind,
-        path: Path,
-        length: usize,
-        now: Now,
-        out: &mut Vec<WgKind>,
-    ) -> Option<Packet> {
-        let order = match &message {
-            WgKind::Data(data) => Some((data.header.receiver_idx.get(), data.header.counter.get())),
-            WgKind::HandshakeInit(_) | WgKind::HandshakeResp(_) | WgKind::CookieReply(_) => None,
-        };
-        if let Some(index) = order.map(|(index, _)| index)
-            && self.previous.as_ref().is_some_and(|previous| previous.index == index)
-        {
-            return self.receive_with_previous(message, path, length, now);
-        }
-        // Without any state, only an initiation has a meaning.
-        if self.tunnel.is_none() && !matches!(message, WgKind::HandshakeInit(_)) {
-            return None;
-        }
-        self.catch_up(now, out);
-        match self.tunnel(now).handle_incoming_packet(message) {
-            TunnResult::WriteToNetwork(reply) => {
-                self.record_received(path, false, length, now);
-                self.reply(reply, path, now, out);
-                None
+        initiation: ReceivedInitiation,
+        (path, length): (Path, usize),
+        context: &mut Context<'_>,
+    ) {
+        let was_live = self.is_live(context.now.instant);
+        let index = context.indexes.free(context.random);
+        match self.tunnel().respond(initiation, index, context.now, context.random) {
+            Ok(response) => {
+                context.indexes.insert(index, self.key);
+                self.record_received(path, false, was_live, length, context);
+                self.answered = Some(context.now.instant);
+                self.last_sent = Some(context.now.instant);
+                context.out.push(Some(self.key), &path, &response);
             }
-            TunnResult::WriteToTunnel(packet) => {
-                let is_late = self.is_overtaken(order);
-                self.record_received(path, is_late, length, now);
-                let session = order.map(|(session, _)| session);
-                let confirms = self.unconfirmed.is_some_and(|(index, _)| Some(index) == session);
-                if confirms {
-                    self.unconfirmed = None;
-                }
-                if confirms || !self.confirmed {
-                    self.established(now, out);
-                }
-                if !packet.is_empty() {
-                    self.last_data = Some(now.instant);
-                }
-                Some(packet)
-            }
-            TunnResult::Done => {
-                // A cookie: only a new initiation carries it.
-                if let Some(repeats) = &mut self.repeats {
-                    repeats.last = None;
-                }
-                None
-            }
-            TunnResult::Err(error) => {
-                tracing::trace!(?error, remote = %path.remote, "message dropped");
-                None
-            }
+            Err(error) => tracing::trace!(%error, remote = %path.remote, "initiation refused"),
         }
     }
 
-    fn receive_with_previous(
+    /// Takes the answer to a handshake.
+    pub(crate) fn receive_response(&mut self, response: &[u8], path: Path, context: &mut Context<'_>) {
+        let was_live = self.is_live(context.now.instant);
+        let Some(tunnel) = &mut self.tunnel else { return };
+        match tunnel.finish(response, context.now) {
+            Ok(()) => {
+                self.record_received(path, false, was_live, response.len(), context);
+                self.established(was_live, context);
+            }
+            Err(error) => tracing::trace!(%error, remote = %path.remote, "response refused"),
+        }
+    }
+
+    /// Takes a cookie, which does not show where the peer is.
+    pub(crate) fn receive_cookie(&mut self, reply: &[u8], context: &mut Context<'_>) {
+        let Some(tunnel) = &mut self.tunnel else { return };
+        match tunnel.receive_cookie(reply, context.now.instant) {
+            Ok(()) => self.repeats.iter_mut().for_each(Repeats::forget_last),
+            Err(error) => tracing::trace!(%error, "cookie refused"),
+        }
+    }
+
+    /// Decrypts a data message in place; returns where its inner packet is, which is empty for a keepalive.
+    pub(crate) fn receive_data(
         &mut self,
-        message: WgKind,
+        message: &mut [u8],
         path: Path,
-        length: usize,
-        now: Now,
-    ) -> Option<Packet> {
+        context: &mut Context<'_>,
+    ) -> Option<Range<usize>> {
+        let now = context.now;
+        let was_live = self.is_live(now.instant);
         self.previous.take_if(|previous| previous.until <= now.instant);
-        let TunnResult::WriteToTunnel(packet) =
-            self.previous.as_mut()?.tunnel.handle_incoming_packet(message)
-        else {
-            return None;
-        };
-        // Only time stamps of handshakes with the identity of now have to be remembered.
-        let was_heard = self.was_heard;
-        self.record_received(path, false, length, now);
-        self.was_heard = was_heard;
-        self.last_data = Some(now.instant);
-        Some(packet)
+        let index = receiver_index(message);
+        let previous = self.previous.as_deref_mut().filter(|previous| index == Some(previous.index));
+        let is_previous = previous.is_some();
+        let tunnel = previous.map(|previous| &mut previous.tunnel).or(self.tunnel.as_mut())?;
+        let Opened { inner, index, counter, is_first } = tunnel
+            .open(message, now)
+            .inspect_err(|error| tracing::trace!(%error, remote = %path.remote, "message dropped"))
+            .ok()?;
+        let is_late = !is_previous && self.is_overtaken(index, counter);
+        self.record_received(path, is_late, was_live, message.len(), context);
+        if is_first && !is_previous {
+            self.established(was_live, context);
+        }
+        if !inner.is_empty() {
+            self.last_data = Some(now.instant);
+        }
+        Some(inner)
     }
 
     /// Whether a data message was sent before one that has arrived: by a way that the peer has left since. The highest counter of a
     /// session decides, as in QUIC (RFC 9000, 9.3).
-    fn is_overtaken(&mut self, order: Option<(u32, u64)>) -> bool {
-        let (Some((session, counter)), newest) = (order, self.newest) else { return false };
-        let is_overtaken = newest.is_some_and(|(of, newest)| of == session && counter < newest);
+    fn is_overtaken(&mut self, index: u32, counter: u64) -> bool {
+        let is_overtaken = self.newest.is_some_and(|(of, newest)| of == index && counter < newest);
         if !is_overtaken {
-            self.newest = order;
+            self.newest = Some((index, counter));
         }
         is_overtaken
     }
 
-    fn record_received(&mut self, path: Path, is_overtaken: bool, length: usize, now: Now) {
+    /// Only an authenticated message moves the endpoint, as [`Roaming`] decides.
+    fn record_received(
+        &mut self,
+        path: Path,
+        is_overtaken: bool,
+        was_live: bool,
+        length: usize,
+        context: &Context<'_>,
+    ) {
         let present = self.path.map(|present| present.remote);
         let counts = !is_overtaken || present == Some(path.remote);
         // Without a session there are no packets under way that could make both peers swap their paths.
-        if counts && (!self.is_live() || self.roaming.moves(present, path.remote, now.instant)) {
+        if counts && (!was_live || self.roaming.moves(present, path.remote, context.now.instant)) {
             self.path = Some(path);
         }
-        self.was_heard = true;
         self.waiting_since = None;
         self.unanswered = 0;
         self.rx_bytes = self.rx_bytes.saturating_add(u64::try_from(length).unwrap_or(u64::MAX));
     }
 
-    fn reply(&mut self, reply: WgKind, from: Path, now: Now, out: &mut Vec<WgKind>) {
-        let response = match &reply {
-            WgKind::HandshakeResp(response) => Some((response.sender_idx.get(), now.instant)),
-            WgKind::HandshakeInit(_) | WgKind::CookieReply(_) | WgKind::Data(_) => None,
-        };
-        self.last_sent = Some(now.instant);
-        out.push(reply);
-        match response {
-            Some(_) => {
-                self.unconfirmed = response;
-                self.answer_path = Some(from);
-            }
-            // The keepalive that answers a response: the handshake we initiated is complete.
-            None => self.established(now, out),
+    /// There is a session that the peer has, too.
+    fn established(&mut self, was_live: bool, context: &mut Context<'_>) {
+        if !was_live && self.is_first() {
+            self.roaming.hold(context.now.instant);
         }
-    }
-
-    fn established(&mut self, now: Now, out: &mut Vec<WgKind>) {
-        if !self.is_live() && self.is_first() {
-            self.roaming.hold(now.instant);
-        }
-        self.confirmed = true;
-        self.last_handshake = Some(now.wall);
+        self.answered = None;
+        self.last_handshake = Some(context.now.wall);
         self.repeats = None;
-        for packet in mem::take(&mut self.staged) {
-            if let Err(packet) = self.encapsulate(packet, now, out) {
-                self.stage(packet);
-            }
-        }
+        self.send_staged(context);
     }
 
     /// Whether this node has the lower key.
     fn is_first(&self) -> bool {
-        self.protocol.public.as_bytes() < &self.key.0
-    }
-
-    fn repeat(&mut self, now: Now, out: &mut Vec<WgKind>) {
-        if self.next_repeat().is_none_or(|due| due > now.instant) {
-            return;
-        }
-        match self.take_copy() {
-            Some(copy) => self.emit(copy, now, out),
-            None => self.initiate(true, now, out),
-        }
-    }
-
-    /// Consumes the next repetition; returns the message if it is a copy.
-    fn take_copy(&mut self) -> Option<WgKind> {
-        let repeats = self.repeats.as_mut()?;
-        let (repeat, left) = repeats.left.split_first()?;
-        repeats.left = left;
-        match repeat.message {
-            Message::Copy => Packet::copy_from(repeats.last.as_ref()?.as_slice()).try_into_wg().ok(),
-            Message::Fresh => None,
-        }
-    }
-
-    fn next_repeat(&self) -> Option<Instant> {
-        let repeats = self.repeats.as_ref()?;
-        let due = repeats.started.checked_add(repeats.left.first()?.after)?;
-        let confirmation = self.unconfirmed.and_then(|(_, at)| at.checked_add(CONFIRMATION_TIMEOUT));
-        Some(confirmation.map_or(due, |until| due.max(until)))
+        self.identity.public().0 < self.key.0
     }
 
     /// The result of a send: counts the bytes, or keeps the error. `used` lacks the local address of `asked` when the
@@ -483,56 +338,13 @@ impl Peer {
         }
     }
 
-    /// Whether there is a session that the peer has used.
-    pub(crate) fn is_live(&self) -> bool {
-        self.confirmed && self.has_session()
+    /// Whether there is a session that the peer has used, or answered for.
+    pub(crate) fn is_live(&self, now: Instant) -> bool {
+        self.tunnel.as_ref().is_some_and(|tunnel| tunnel.is_established(now))
     }
 
-    fn has_session(&self) -> bool {
-        self.tunnel.as_ref().is_some_and(|tunnel| tunnel.time_since_last_handshake().is_some())
-    }
-
-    fn keep_alive(&mut self, now: Now, out: &mut Vec<WgKind>) {
-        // The next one is an interval away, even if this one fails.
-        self.last_sent = Some(now.instant);
-        if self.encapsulate(Packet::default(), now, out).is_err() {
-            self.unanswered = self.unanswered.saturating_add(1);
-            self.initiate(false, now, out);
-        }
-    }
-
-    fn encapsulate(&mut self, packet: Packet, now: Now, out: &mut Vec<WgKind>) -> Result<(), Packet> {
-        let Some(tunnel) = self.tunnel.as_mut().filter(|_| self.confirmed) else { return Err(packet) };
-        let message = tunnel.encapsulate_with_session(packet)?;
-        self.emit(message.into(), now, out);
-        Ok(())
-    }
-
-    fn initiate(&mut self, again: bool, now: Now, out: &mut Vec<WgKind>) {
-        if self.path.is_none() {
-            return;
-        }
-        let Some(message) = self.tunnel(now).format_handshake_initiation(again) else { return };
-        self.attempted = Some(now.instant);
-        let bytes = message.into_bytes();
-        if let Some(repeats) = &mut self.repeats {
-            repeats.last = Some(bytes.to_vec());
-        }
-        // It was parsed from these bytes.
-        if let Ok(message) = bytes.try_into_wg() {
-            self.emit(message, now, out);
-        }
-    }
-
-    fn emit(&mut self, message: WgKind, now: Now, out: &mut Vec<WgKind>) {
-        self.last_sent = Some(now.instant);
-        out.push(message);
-    }
-
-    fn stage(&mut self, packet: Packet) {
-        if self.staged.len() >= MAX_STAGED {
-            self.staged.pop_front();
-        }
-        self.staged.push_back(packet);
+    fn tunnel(&mut self) -> &mut Tunnel {
+        let (identity, key, preshared_key) = (&self.identity, self.key, self.preshared_key);
+        self.tunnel.get_or_insert_with(|| Box::new(Tunnel::new(Arc::clone(identity), key, preshared_key)))
     }
 }

@@ -2,22 +2,24 @@
 //!
 //! One thread that owns everything, so nothing is locked per packet; other threads send it commands ([`Handle`]).
 
-use std::collections::VecDeque;
 use std::io::{self, Read};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState};
+use fairlead_wireguard::{Now, SystemRandom};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::Error;
-use crate::engine::{Datagram, Engine, Output};
+use crate::engine::Engine;
 use crate::handover::Takeover;
+use crate::offload::{self, Merger};
+use crate::outbox::Outbox;
 use crate::path_socket::PathPort;
-use crate::peer::Now;
 use crate::tun::Tun;
 use crate::udp::{Receiver, Sockets};
 
@@ -65,8 +67,10 @@ struct Pump {
     path_port: Arc<PathPort>,
     handover: Handover,
     inbox: Inbox,
-    waiting: VecDeque<Datagram>,
-    outputs: Vec<Output>,
+    out: Outbox,
+    merger: Merger,
+    /// Where the packets are that were decrypted last.
+    packets: Vec<Range<usize>>,
 }
 
 /// What the last `poll` found.
@@ -84,22 +88,24 @@ enum Flow {
 
 impl Pump {
     fn new(name: Arc<str>, tun: Option<Tun>, mtu: u16, inbox: Inbox) -> Self {
+        let offloads = tun.as_ref().map(Tun::offloads).unwrap_or_default();
         Self {
             name,
             tun,
             sockets: None,
             mark: 0,
-            engine: Engine::new(mtu),
+            engine: Engine::new(mtu, Box::new(SystemRandom)),
             path_port: Arc::new(PathPort::new()),
             handover: Handover::None,
             inbox,
-            waiting: VecDeque::new(),
-            outputs: Vec::new(),
+            out: Outbox::default(),
+            merger: Merger::new(offloads.udp),
+            packets: Vec::new(),
         }
     }
 
     fn run(mut self) {
-        let mut packet = vec![0; MAX_PACKET_LENGTH];
+        let mut packet = vec![0; MAX_PACKET_LENGTH.saturating_add(offload::HEADER_LENGTH)];
         let mut receiver = Receiver::new(MAX_PACKET_LENGTH);
         loop {
             let ready = match self.wait() {
@@ -129,7 +135,7 @@ impl Pump {
                 tracing::error!(interface = %self.name, %error, "cannot read the TUN; the packet loop of WireGuard ends");
                 return;
             }
-            self.engine.tick(now, &mut self.outputs);
+            self.engine.tick(now, &mut self.out);
             self.path_port.push_unanswered(self.engine.take_unanswered());
             self.path_port.count_copies(self.engine.take_copies());
             self.flush();
@@ -140,9 +146,9 @@ impl Pump {
     /// Sleeps until there is something to do.
     fn wait(&self) -> io::Result<Ready> {
         let tun = self.tun.as_ref().ok_or_else(|| io::Error::other("the interface was deleted"))?;
-        let first_waits_for_v6 = self.waiting.front().map(|datagram| datagram.path.remote.is_ipv6());
+        let first_waits_for_v6 = self.out.front().map(|batch| batch.path.remote.is_ipv6());
         let readable_if = |condition| if condition { PollFlags::POLLIN } else { PollFlags::empty() };
-        let read_tunnel = readable_if(self.waiting.is_empty() && self.handover.reads_tunnel());
+        let read_tunnel = readable_if(self.out.is_empty() && self.handover.reads_tunnel());
         let read_network = readable_if(self.handover.reads_network());
         let mut descriptors = vec![
             PollFd::new(self.inbox.woken.as_fd(), PollFlags::POLLIN),
@@ -236,7 +242,7 @@ impl Pump {
         }
         self.mark = mark;
         let now = Now::read();
-        self.engine.apply(change, now, &mut self.outputs);
+        self.engine.apply(change, now, &mut self.out);
         Ok(())
     }
 }

@@ -14,7 +14,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, SockFilter, Socket, Type};
 
 use crate::path_socket::PathDatagram;
-use crate::udp::{self, MAX_DATAGRAM, Path, Receiver};
+use crate::udp::{self, MAX_DATAGRAM, Path, Received, Receiver};
 
 /// The UDP header (RFC 768).
 const HEADER: usize = 8;
@@ -101,7 +101,7 @@ impl RawPort {
         for Sockets { raw, .. } in std::iter::once(&self.v4).chain(&self.v6) {
             loop {
                 match receiver.receive(raw.as_fd()) {
-                    Ok(Some((path, packet))) => match parse(&path, packet) {
+                    Ok(Some(Received { path, bytes, .. })) => match parse(&path, bytes) {
                         Some(datagram) => return Some(datagram),
                         None => continue,
                     },

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::extra_sockets::{ExtraSockets, ReadySocket};
 use crate::path_socket::PathDatagram;
-use crate::udp::{MAX_DATAGRAM, Receiver};
+use crate::udp::{MAX_DATAGRAM, Received, Receiver};
 
 /// The ports, IPv4 only: there is no such NAT for IPv6. Its descriptor is readable while datagrams wait.
 pub struct ReservedPorts {
@@ -46,14 +46,14 @@ impl ReservedPorts {
     pub fn try_receive(&self) -> Option<PathDatagram> {
         let mut receiver = self.receiver.lock().unwrap_or_else(PoisonError::into_inner);
         for ReadySocket { socket, number, .. } in self.sockets.ready() {
-            if let Ok(Some((path, payload))) = receiver.receive(socket.as_fd())
+            if let Ok(Some(Received { path, bytes, .. })) = receiver.receive(socket.as_fd())
                 && number.is_some()
             {
                 return Some(PathDatagram {
                     local: path.local,
                     remote: path.remote,
                     socket: number,
-                    payload: payload.to_vec(),
+                    payload: bytes.to_vec(),
                 });
             }
         }

@@ -1,7 +1,11 @@
 //! The TUN interface: `linux/if_tun.h`, Documentation/networking/tuntap.rst.
+//!
+//! With each packet goes a [`VnetHeader`], so that the kernel need not cut large packets and complete checksums before it hands them
+//! over, and takes large ones: [`crate::offload`] does both. A kernel that offers less is served without.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
@@ -10,6 +14,7 @@ use nix::libc;
 use socket2::{Domain, Socket, Type};
 
 use crate::Error;
+use crate::offload::{Frame, HEADER_LENGTH};
 
 mod ioctl {
     use nix::libc;
@@ -17,38 +22,87 @@ mod ioctl {
     nix::ioctl_write_ptr_bad!(tun_set_interface, libc::TUNSETIFF, libc::ifreq);
     nix::ioctl_write_int_bad!(tun_set_persist, libc::TUNSETPERSIST);
     nix::ioctl_write_int_bad!(tun_set_offload, libc::TUNSETOFFLOAD);
+    nix::ioctl_write_ptr_bad!(tun_set_header_length, libc::TUNSETVNETHDRSZ, libc::c_int);
     nix::ioctl_write_ptr_bad!(set_mtu, libc::SIOCSIFMTU, libc::ifreq);
+}
+
+/// A header and the parts of a packet.
+const MAX_PARTS: usize = 1 + crate::offload::MAX_SEGMENTS;
+/// What the kernel may leave to this process: `TUN_F_CSUM`, `TUN_F_TSO4` and `TUN_F_TSO6`.
+const TCP_OFFLOADS: libc::c_uint = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
+/// `TUN_F_USO4` and `TUN_F_USO6`, since Linux 6.2.
+const UDP_OFFLOADS: libc::c_uint = libc::TUN_F_USO4 | libc::TUN_F_USO6;
+
+/// What an interface was agreed to carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Offloads {
+    /// Each packet has a header of [`HEADER_LENGTH`] bytes before it. Only an interface that another process has attached has none.
+    pub(crate) header: bool,
+    /// Large packets of TCP are read, and may be written.
+    pub(crate) tcp: bool,
+    /// Large packets of UDP, too.
+    pub(crate) udp: bool,
 }
 
 /// An attached TUN interface. Dropping it leaves the interface, its addresses and its routes.
 pub(crate) struct Tun {
     file: File,
     name: String,
+    offloads: Offloads,
 }
 
 impl Tun {
     /// Attaches to the interface `name` (checked by the caller), creating it if there is none, and sets its MTU.
     pub(crate) fn open(name: &str, mtu: u16) -> Result<Self, Error> {
-        let tun = Self { file: open_tun()?, name: name.to_owned() };
+        let mut tun = Self { file: open_tun()?, name: name.to_owned(), offloads: Offloads::default() };
         tun.attach().map_err(|source| Error::AttachTun { name: name.to_owned(), source: source.into() })?;
-        // Another process may have left offloads on: this device reads and writes plain packets.
-        tun.operate("switching offloads off", || tun.set_offload(0))?;
+        tun.operate("setting the length of packet headers", || tun.set_header_length())?;
+        tun.offloads = tun.agree_on_offloads()?;
         tun.operate("making it persistent", || tun.set_persist(true))?;
         tun.operate("setting the MTU", || tun.set_mtu(mtu))?;
         Ok(tun)
     }
 
-    /// Adopts the attached descriptor of another process for the interface `name`, and sets its MTU.
-    pub(crate) fn adopt(name: &str, descriptor: OwnedFd, mtu: u16) -> Result<Self, Error> {
-        let tun = Self { file: descriptor.into(), name: name.to_owned() };
+    /// Adopts the attached descriptor of another process for the interface `name`, and sets its MTU. `has_header`: it was attached with
+    /// headers before its packets, which cannot be changed while it is.
+    pub(crate) fn adopt(
+        name: &str,
+        (descriptor, has_header): (OwnedFd, bool),
+        mtu: u16,
+    ) -> Result<Self, Error> {
+        let mut tun = Self { file: descriptor.into(), name: name.to_owned(), offloads: Offloads::default() };
+        if has_header {
+            tun.offloads = tun.agree_on_offloads()?;
+        }
         tun.operate("setting the MTU", || tun.set_mtu(mtu))?;
         Ok(tun)
+    }
+
+    /// What the kernel agreed to.
+    pub(crate) fn offloads(&self) -> Offloads {
+        self.offloads
+    }
+
+    /// Asks for all, then for less.
+    fn agree_on_offloads(&self) -> Result<Offloads, Error> {
+        let all = Offloads { header: true, tcp: true, udp: true };
+        for (offloads, features) in
+            [(all, TCP_OFFLOADS | UDP_OFFLOADS), (Offloads { udp: false, ..all }, TCP_OFFLOADS)]
+        {
+            if self.set_offload(features).is_ok() {
+                return Ok(offloads);
+            }
+        }
+        tracing::info!(interface = self.name, "the kernel offers no offloads for TUN interfaces");
+        // Another process may have left some on.
+        self.operate("switching offloads off", || self.set_offload(0))?;
+        Ok(Offloads { header: true, ..Offloads::default() })
     }
 
     /// Makes another interface, which is gone when this returns.
     pub(crate) fn check() -> Result<(), Error> {
         // The kernel puts the first free number in.
-        let tun = Self { file: open_tun()?, name: "fairlead%d".to_owned() };
+        let tun = Self { file: open_tun()?, name: "fairlead%d".to_owned(), offloads: Offloads::default() };
         tun.operate("making a TUN interface", || tun.attach())
     }
 
@@ -57,14 +111,23 @@ impl Tun {
         self.operate("removing it", || self.set_persist(false))
     }
 
-    /// Reads one packet; `WouldBlock` when there is none.
+    /// Reads one packet, behind its header if [`Offloads::header`]; `WouldBlock` when there is none.
     pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         (&self.file).read(buffer)
     }
 
-    /// Writes one packet.
-    pub(crate) fn write(&self, packet: &[u8]) -> io::Result<()> {
-        (&self.file).write(packet).map(drop)
+    /// Writes one packet, which lies in parts of `buffer`.
+    pub(crate) fn write(&self, frame: &Frame<'_>, buffer: &[u8]) -> io::Result<()> {
+        let mut slices = [IoSlice::new(&[]); MAX_PARTS];
+        let header = if self.offloads.header { &frame.header[..] } else { &[] };
+        let parts =
+            frame.parts.iter().map(|part: &Range<usize>| buffer.get(part.clone()).unwrap_or_default());
+        let mut used = 0_usize;
+        for (slot, part) in slices.iter_mut().zip(std::iter::once(header).chain(parts)) {
+            *slot = IoSlice::new(part);
+            used = used.saturating_add(1);
+        }
+        (&self.file).write_vectored(slices.get(..used).unwrap_or_default()).map(drop)
     }
 
     fn operate(
@@ -89,7 +152,7 @@ impl Tun {
     #[expect(unsafe_code, reason = "TUNSETIFF has no safe wrapper")]
     fn attach(&self) -> Result<libc::c_int, Errno> {
         let mut request = self.request();
-        let flags = libc::IFF_TUN | libc::IFF_NO_PI;
+        let flags = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
         request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).map_err(|_| Errno::EINVAL)?;
         // SAFETY: the descriptor is an open /dev/net/tun; TUNSETIFF reads and writes one `ifreq`, which is valid and
         // exclusively ours for the duration of the call (the wrapper takes it by const pointer, `request` is `mut`).
@@ -103,9 +166,18 @@ impl Tun {
     }
 
     #[expect(unsafe_code, reason = "TUNSETOFFLOAD has no safe wrapper")]
-    fn set_offload(&self, features: libc::c_int) -> Result<libc::c_int, Errno> {
+    fn set_offload(&self, features: libc::c_uint) -> Result<libc::c_int, Errno> {
+        let features = libc::c_int::try_from(features).map_err(|_| Errno::EINVAL)?;
         // SAFETY: the argument is passed by value; the descriptor is an attached TUN.
         unsafe { ioctl::tun_set_offload(self.file.as_raw_fd(), features) }
+    }
+
+    /// Another process may have left another length.
+    #[expect(unsafe_code, reason = "TUNSETVNETHDRSZ has no safe wrapper")]
+    fn set_header_length(&self) -> Result<libc::c_int, Errno> {
+        let length = libc::c_int::try_from(HEADER_LENGTH).map_err(|_| Errno::EINVAL)?;
+        // SAFETY: the descriptor is an attached TUN; TUNSETVNETHDRSZ reads one `c_int`, valid for the duration of the call.
+        unsafe { ioctl::tun_set_header_length(self.file.as_raw_fd(), &raw const length) }
     }
 
     #[expect(unsafe_code, reason = "SIOCSIFMTU has no safe wrapper")]

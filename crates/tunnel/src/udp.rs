@@ -1,8 +1,12 @@
 //! The two UDP sockets of a device: IPv4 and IPv6 on one port.
+//!
+//! Several datagrams of one length go to the kernel in one system call, and come from it so (`UDP_SEGMENT` and `UDP_GRO` of
+//! `include/uapi/linux/udp.h`), where it can: they pass most of its network stack as one packet.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 use nix::libc;
@@ -48,6 +52,8 @@ pub(crate) struct Sockets {
     v4: Socket,
     v6: Option<Socket>,
     port: u16,
+    /// The kernel cannot cut datagrams from a batch (before Linux 4.18, or without checksum offload).
+    sends_singly: AtomicBool,
 }
 
 impl Sockets {
@@ -72,7 +78,8 @@ impl Sockets {
     pub(crate) fn adopt(descriptors: Vec<OwnedFd>, port: u16, mark: u32) -> Result<Self, Error> {
         let mut sockets = descriptors.into_iter().map(Socket::from);
         let missing = || Error::Listen { port, family: "IPv4", source: io::ErrorKind::NotFound.into() };
-        let sockets = Self { v4: sockets.next().ok_or_else(missing)?, v6: sockets.next(), port };
+        let v4 = sockets.next().ok_or_else(missing)?;
+        let sockets = Self { v4, v6: sockets.next(), port, sends_singly: AtomicBool::new(false) };
         sockets.set_mark(mark)?;
         Ok(sockets)
     }
@@ -88,7 +95,7 @@ impl Sockets {
             }
             Err(error) => return Err(refused("IPv6")(error)),
         };
-        let sockets = Self { v4, v6, port };
+        let sockets = Self { v4, v6, port, sends_singly: AtomicBool::new(false) };
         if mark != 0 {
             sockets.set_mark(mark)?;
         }
@@ -120,6 +127,33 @@ impl Sockets {
     /// Sends one datagram. `WouldBlock` means: try again when the socket is writable.
     pub(crate) fn send(&self, path: &Path, datagram: &[u8]) -> io::Result<()> {
         send_from(self.towards(path)?, path, datagram)
+    }
+
+    /// Lets the kernel join datagrams that arrive one after the other, where it can. [`Receiver::receive`] must read them all then,
+    /// and no other process.
+    pub(crate) fn join_received(&self) {
+        for socket in self.each() {
+            // Before Linux 5.0 they come one by one.
+            let _ = setsockopt(socket, sockopt::UdpGroSegment, &true);
+        }
+    }
+
+    /// Sends a batch: all datagrams but the last are `length` bytes long. `WouldBlock` means: try again when the socket is writable;
+    /// nothing was sent then, or, where the kernel cannot cut datagrams from a batch, perhaps the first of them.
+    pub(crate) fn send_batch(&self, path: &Path, bytes: &[u8], length: usize) -> io::Result<()> {
+        let socket = self.towards(path)?;
+        if !self.sends_singly.load(Ordering::Relaxed) {
+            match send_batch_from(socket, path, bytes, length) {
+                Err(error) if is_without_segmentation(&error) => {
+                    tracing::info!(%error, "the kernel cannot cut datagrams from a batch: they are sent one by one");
+                    self.sends_singly.store(true, Ordering::Relaxed);
+                }
+                // A batch is never fragmented: datagrams that have to be go one by one.
+                Err(error) if is_too_long(&error) && bytes.len() > length => {}
+                result => return result,
+            }
+        }
+        bytes.chunks(length.max(1)).try_for_each(|datagram| send_from(socket, path, datagram))
     }
 
     /// Sends one datagram whose checksum the kernel computes before the packet passes any hook of nftables, as if the
@@ -212,16 +246,50 @@ fn local_port(socket: &Socket) -> io::Result<u16> {
         .ok_or_else(|| io::Error::other("the socket has no internet address"))
 }
 
+/// Whether the kernel, or the network device, does not know `UDP_SEGMENT` (`udp_send_skb` in `net/ipv4/udp.c`).
+fn is_without_segmentation(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EIO | libc::ENOPROTOOPT | libc::EOPNOTSUPP))
+}
+
+/// Whether a datagram of a batch is longer than the MTU of its path: `EINVAL` before Linux 6.12.
+fn is_too_long(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMSGSIZE | libc::EINVAL))
+}
+
 /// Sends one datagram without waiting.
 pub(crate) fn send_from(socket: &Socket, path: &Path, datagram: &[u8]) -> io::Result<()> {
-    send_with_flags(socket, path, datagram, MsgFlags::empty())
+    send_with(socket, path, datagram, None, MsgFlags::empty())
+}
+
+/// Sends a batch without waiting, all of whose datagrams but the last are `length` bytes long.
+fn send_batch_from(socket: &Socket, path: &Path, bytes: &[u8], length: usize) -> io::Result<()> {
+    let length = u16::try_from(length).ok().filter(|length| bytes.len() > usize::from(*length));
+    send_with(socket, path, bytes, length, MsgFlags::empty())
 }
 
 fn send_with_flags(socket: &Socket, path: &Path, datagram: &[u8], flags: MsgFlags) -> io::Result<()> {
-    let buffers = [IoSlice::new(datagram)];
+    send_with(socket, path, datagram, None, flags)
+}
+
+fn send_with(
+    socket: &Socket,
+    path: &Path,
+    bytes: &[u8],
+    length: Option<u16>,
+    flags: MsgFlags,
+) -> io::Result<()> {
+    let buffers = [IoSlice::new(bytes)];
     let remote = SockaddrStorage::from(path.remote);
-    let send = |control: &[ControlMessage<'_>]| {
-        sendmsg(socket.as_raw_fd(), &buffers, control, flags | MsgFlags::MSG_DONTWAIT, Some(&remote))
+    let send = |information: &[ControlMessage<'_>]| {
+        let flags = flags | MsgFlags::MSG_DONTWAIT;
+        let segments = length.as_ref().map(ControlMessage::UdpGsoSegments);
+        match (information, segments) {
+            ([first], Some(segments)) => {
+                sendmsg(socket.as_raw_fd(), &buffers, &[*first, segments], flags, Some(&remote))
+            }
+            (_, Some(segments)) => sendmsg(socket.as_raw_fd(), &buffers, &[segments], flags, Some(&remote)),
+            (information, None) => sendmsg(socket.as_raw_fd(), &buffers, information, flags, Some(&remote)),
+        }
     };
     match path.local {
         Some(IpAddr::V4(local)) => {
@@ -239,6 +307,15 @@ fn send_with_flags(socket: &Socket, path: &Path, datagram: &[u8], flags: MsgFlag
     Ok(())
 }
 
+/// What one system call received: datagrams of one sender, all of one length but the last, which may be shorter.
+pub(crate) struct Received<'a> {
+    pub(crate) path: Path,
+    /// All datagrams, one behind the other; several only where [`Sockets::join_received`] was called.
+    pub(crate) bytes: &'a mut [u8],
+    /// The length of each but the last one.
+    pub(crate) length: usize,
+}
+
 /// Receives datagrams; owns the buffers so that the loop allocates nothing.
 pub(crate) struct Receiver {
     buffer: Vec<u8>,
@@ -248,7 +325,7 @@ pub(crate) struct Receiver {
 impl Receiver {
     /// `buffer` bytes is the longest datagram that arrives whole; longer ones are dropped.
     pub(crate) fn new(buffer: usize) -> Self {
-        Self { buffer: vec![0; buffer], control: nix::cmsg_space!(libc::in_pktinfo, libc::in6_pktinfo) }
+        Self { buffer: vec![0; buffer], control: nix::cmsg_space!(libc::in_pktinfo, libc::in6_pktinfo, i32) }
     }
 
     /// The beginning of the next packet that waits, as long as the buffer at most, and its sender if it has a usable one.
@@ -265,9 +342,9 @@ impl Receiver {
         Ok((from, self.buffer.get(..length).unwrap_or_default()))
     }
 
-    /// The next datagram that waits, with its path; `None` inside for one without a usable sender, or truncated.
-    pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<Option<(Path, &[u8])>> {
-        let (path, length) = {
+    /// The next datagrams that wait, with their path; `None` inside for one without a usable sender, or truncated.
+    pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<Option<Received<'_>>> {
+        let (path, total, length) = {
             let mut buffers = [IoSliceMut::new(&mut self.buffer)];
             let message = recvmsg::<SockaddrStorage>(
                 socket.as_raw_fd(),
@@ -275,12 +352,21 @@ impl Receiver {
                 Some(&mut self.control),
                 MsgFlags::MSG_DONTWAIT,
             )?;
-            let local = message.cmsgs().ok().and_then(|mut all| all.find_map(|info| local_address(&info)));
+            let (mut local, mut length) = (None, message.bytes);
+            for information in message.cmsgs().into_iter().flatten() {
+                match information {
+                    ControlMessageOwned::UdpGroSegments(segment) => {
+                        length = usize::try_from(segment).ok().filter(|length| *length > 0).unwrap_or(length);
+                    }
+                    other => local = local.or(local_address(&other)),
+                }
+            }
             let whole = !message.flags.contains(MsgFlags::MSG_TRUNC);
             let remote = message.address.as_ref().and_then(remote_address).filter(|_| whole);
-            (remote.map(|remote| Path { remote, local }), message.bytes)
+            (remote.map(|remote| Path { remote, local }), message.bytes, length)
         };
-        Ok(path.and_then(|path| Some((path, self.buffer.get(..length)?))))
+        let bytes = self.buffer.get_mut(..total).unwrap_or_default();
+        Ok(path.map(|path| Received { path, bytes, length: length.max(1) }))
     }
 }
 
@@ -320,8 +406,8 @@ mod tests {
         let mut receiver = Receiver::new(1500);
         let fd = sockets.descriptors().next().unwrap();
         nix::poll::poll(&mut [nix::poll::PollFd::new(fd, nix::poll::PollFlags::POLLIN)], 10_000_u16).unwrap();
-        let (path, datagram) = receiver.receive(fd).unwrap().unwrap();
-        assert_eq!(datagram, b"question");
+        let Received { path, bytes, length } = receiver.receive(fd).unwrap().unwrap();
+        assert_eq!((&*bytes, length), (&b"question"[..], 8));
         assert_eq!(path.local, Some("127.0.0.7".parse().unwrap()));
         sockets.send(&path, b"answer").unwrap();
 
@@ -329,6 +415,64 @@ mod tests {
         let (length, from) = asker.recv_from(&mut answer).unwrap();
         assert_eq!(&answer[..length], b"answer");
         assert_eq!(from.ip(), path.local.unwrap());
+    }
+
+    #[test]
+    fn a_batch_is_sent_and_received_at_once_or_one_by_one() {
+        for joins in [true, false] {
+            let (sender, receiver) = (Sockets::open(0, 0).unwrap(), Sockets::open(0, 0).unwrap());
+            if joins {
+                receiver.join_received();
+            }
+            let bytes: Vec<u8> = (0..100_u8).flat_map(|number| [number; 10]).take(995).collect();
+            for (number, address) in ["127.0.0.1", "::1"].into_iter().enumerate() {
+                let path = Path::to(SocketAddr::new(address.parse().unwrap(), receiver.port()));
+                sender.send_batch(&path, &bytes[..640], 10).unwrap();
+                sender.sends_singly.store(true, Ordering::Relaxed);
+                sender.send_batch(&path, &bytes[640..], 10).unwrap();
+                let fd = receiver.descriptors().nth(number).unwrap();
+                let (mut all, mut datagrams, mut calls) = (Vec::new(), 0, 0);
+                let mut buffers = Receiver::new(MAX_DATAGRAM);
+                while all.len() < bytes.len() {
+                    nix::poll::poll(
+                        &mut [nix::poll::PollFd::new(fd, nix::poll::PollFlags::POLLIN)],
+                        10_000_u16,
+                    )
+                    .unwrap();
+                    let Received { bytes, length, .. } = buffers.receive(fd).unwrap().unwrap();
+                    datagrams += bytes.chunks(length).count();
+                    all.extend_from_slice(bytes);
+                    calls += 1;
+                }
+                assert_eq!((&all, datagrams), (&bytes, 100), "{address}");
+                assert!(calls <= 100 && (joins || calls == 100), "{calls} system calls");
+            }
+        }
+    }
+
+    /// Of a batch the kernel cuts no fragments.
+    #[test]
+    fn datagrams_longer_than_the_mtu_are_sent_one_by_one() {
+        testbed_netns::in_namespace(|| {
+            testbed_netns::sh("ip link set lo mtu 1280");
+            let (sender, receiver) = (Sockets::open(0, 0).unwrap(), Sockets::open(0, 0).unwrap());
+            for (number, address) in ["127.0.0.1", "::1"].into_iter().enumerate() {
+                let path = Path::to(SocketAddr::new(address.parse().unwrap(), receiver.port()));
+                sender.send_batch(&path, &[7; 5000], 2000).unwrap();
+                assert!(!sender.sends_singly.load(Ordering::Relaxed));
+                let fd = receiver.descriptors().nth(number).unwrap();
+                let mut buffers = Receiver::new(MAX_DATAGRAM);
+                let lengths = [(); 3].map(|()| {
+                    nix::poll::poll(
+                        &mut [nix::poll::PollFd::new(fd, nix::poll::PollFlags::POLLIN)],
+                        10_000_u16,
+                    )
+                    .unwrap();
+                    buffers.receive(fd).unwrap().unwrap().bytes.len()
+                });
+                assert_eq!(lengths, [2000, 2000, 1000]);
+            }
+        });
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use crate::path_socket::PathDatagram;
-use crate::udp::{MAX_DATAGRAM, Path, Receiver, Sockets};
+use crate::udp::{MAX_DATAGRAM, Path, Received, Receiver, Sockets};
 
 /// The two sockets of one UDP port. Its descriptor is readable while datagrams wait.
 pub struct UdpPort {
@@ -60,9 +60,9 @@ impl UdpPort {
         for descriptor in self.sockets.descriptors() {
             // An error is that of a datagram sent earlier (ICMP), and reading it removes it.
             while let Some(received) = not_blocking(receiver.receive(descriptor)) {
-                if let Ok(Some((path, payload))) = received {
+                if let Ok(Some(Received { path, bytes, .. })) = received {
                     let Path { local, remote } = path;
-                    return Some(PathDatagram { local, remote, socket: None, payload: payload.to_vec() });
+                    return Some(PathDatagram { local, remote, socket: None, payload: bytes.to_vec() });
                 }
             }
         }

@@ -6,9 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::PublicKey;
-use gotatun::packet::Packet;
 
-use super::Datagram;
 use crate::udp::Path;
 
 /// Bytes that go both ways at once, and how many more each second: what a relay behind a slow link can pass. Both hold for all peers
@@ -17,7 +15,7 @@ const BURST: u64 = 128 << 10;
 const BYTES_PER_SECOND: u64 = 256 << 10;
 
 /// The peers in doubt, and what was sent to them.
-pub(super) struct BothWays {
+pub(crate) struct BothWays {
     also: BTreeMap<PublicKey, Path>,
     /// Bytes that may go both ways now, as of this time.
     left: u64,
@@ -42,16 +40,16 @@ impl BothWays {
         self.also = also.iter().map(|(peer, remote)| (*peer, Path::to(*remote))).collect();
     }
 
-    /// The copy of a data message that is sent over `path`.
-    pub(super) fn copy(
+    /// Where a data message of `length` bytes goes as well that is sent over `path`.
+    pub(crate) fn copy(
         &mut self,
         peer: &PublicKey,
         path: &Path,
-        message: &Packet,
+        length: usize,
         now: Instant,
-    ) -> Option<Datagram> {
+    ) -> Option<Path> {
         let also = *self.also.get(peer).filter(|also| also.remote != path.remote)?;
-        let length = u64::try_from(message.len()).unwrap_or(u64::MAX);
+        let length = u64::try_from(length).unwrap_or(u64::MAX);
         self.fill(now);
         let Some(left) = self.left.checked_sub(length) else {
             self.copies.held_back = self.copies.held_back.saturating_add(1);
@@ -59,8 +57,7 @@ impl BothWays {
         };
         self.left = left;
         self.copies.sent = self.copies.sent.saturating_add(1);
-        // The counters of the peer are those of what it receives once.
-        Some(Datagram { peer: None, path: also, bytes: Packet::copy_from(message) })
+        Some(also)
     }
 
     /// What was counted since the last call.

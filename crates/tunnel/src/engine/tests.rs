@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
+use fairlead_wireguard::{SystemRandom, public_key};
+
 use super::*;
+use crate::offload::{self, VnetHeader};
 
 mod accepted;
 mod answers;
@@ -14,6 +17,13 @@ mod rotation;
 mod silent;
 mod unanswered;
 
+/// A datagram that was sent.
+struct Datagram {
+    peer: Option<PublicKey>,
+    path: Path,
+    bytes: Vec<u8>,
+}
+
 /// An engine and its address on the simulated network.
 struct Node {
     engine: Engine,
@@ -21,20 +31,27 @@ struct Node {
     private: PrivateKey,
     /// Inner packets it would have written to its TUN.
     delivered: Vec<Vec<u8>>,
+    /// How far its clocks are ahead of this host's.
+    ahead: Duration,
 }
 
 impl Node {
     fn new(number: u8) -> Self {
         let private = PrivateKey([number; 32]);
         let mut node = Self {
-            engine: Engine::new(1420),
+            engine: engine(),
             address: SocketAddr::from(([192, 0, 2, number], 51_820)),
             private: private.clone(),
             delivered: Vec::new(),
+            ahead: Duration::ZERO,
         };
         let change = DeviceChange { private_key: Some(private), ..DeviceChange::default() };
         assert!(node.change(&change).unwrap().is_empty());
         node
+    }
+
+    fn now(&self) -> Now {
+        after(self.ahead)
     }
 
     fn public(&self) -> PublicKey {
@@ -43,9 +60,9 @@ impl Node {
 
     fn change(&mut self, change: &DeviceChange) -> Result<Vec<Datagram>, Error> {
         self.engine.check(change)?;
-        let mut out = Vec::new();
-        self.engine.apply(change, Now::read(), &mut out);
-        Ok(self.sort(out))
+        let mut out = Outbox::default();
+        self.engine.apply(change, self.now(), &mut out);
+        Ok(sent(out))
     }
 
     fn peer_with(&mut self, other: &Self, endpoint: Option<SocketAddr>, allowed: &[&str]) -> Vec<Datagram> {
@@ -54,47 +71,64 @@ impl Node {
     }
 
     fn send(&mut self, packet: &[u8]) -> Vec<Datagram> {
-        let mut out = Vec::new();
-        self.engine.send_packet(packet, Now::read(), &mut out);
-        self.sort(out)
+        self.send_at(self.now(), packet)
+    }
+
+    fn send_at(&mut self, now: Now, packet: &[u8]) -> Vec<Datagram> {
+        let mut out = Outbox::default();
+        let mut packet = packet.to_vec();
+        self.engine.send_packets(plain(&mut packet), now, &mut out);
+        sent(out)
     }
 
     fn receive(&mut self, from: SocketAddr, datagram: &[u8]) -> Vec<Datagram> {
-        self.receive_at(Now::read(), from, datagram)
+        self.receive_at(self.now(), from, datagram)
     }
 
     fn receive_at(&mut self, now: Now, from: SocketAddr, datagram: &[u8]) -> Vec<Datagram> {
-        let mut out = Vec::new();
+        let (mut out, mut packets) = (Outbox::default(), Vec::new());
         let path = Path { remote: from, local: Some(self.address.ip()) };
-        self.engine.receive_datagram(datagram, path, now, &mut out);
-        self.sort(out)
+        let mut bytes = datagram.to_vec();
+        self.engine.receive(&mut bytes, datagram.len(), path, now, &mut out, &mut packets);
+        self.delivered.extend(packets.into_iter().map(|packet| bytes[packet].to_vec()));
+        sent(out)
     }
 
     fn tick(&mut self, now: Now) -> (Instant, Vec<Datagram>) {
-        let mut out = Vec::new();
+        let mut out = Outbox::default();
         self.engine.tick(now, &mut out);
         let next = self.engine.poll_timeout().unwrap_or(now.instant + Duration::from_secs(3600));
-        (next, self.sort(out))
+        (next, sent(out))
     }
 
     fn state(&self, other: &Self) -> PeerState {
         self.engine.peers().find(|(key, _)| *key == other.public()).unwrap().1
     }
-
-    fn sort(&mut self, outputs: Vec<Output>) -> Vec<Datagram> {
-        let mut datagrams = Vec::new();
-        for output in outputs {
-            match output {
-                Output::Datagram(datagram) => datagrams.push(datagram),
-                Output::Inner(packet) => self.delivered.push(packet.to_vec()),
-            }
-        }
-        datagrams
-    }
 }
 
-fn public_key(private: &PrivateKey) -> PublicKey {
-    PublicKey(*x25519::PublicKey::from(&x25519::StaticSecret::from(private.0)).as_bytes())
+/// Both clocks of this host after this time.
+fn after(time: Duration) -> Now {
+    let now = Now::read();
+    Now { instant: now.instant + time, wall: now.wall + time }
+}
+
+/// What a read of the TUN gives for a packet that is complete.
+fn plain(packet: &mut [u8]) -> Split<'_> {
+    offload::split(&VnetHeader::read(&[0; offload::HEADER_LENGTH]), packet).unwrap()
+}
+
+fn engine() -> Engine {
+    Engine::new(1420, Box::new(SystemRandom))
+}
+
+/// The datagrams, one by one.
+fn sent(mut out: Outbox) -> Vec<Datagram> {
+    let batches = std::iter::from_fn(|| out.pop_front());
+    let datagrams = |batch: Batch| {
+        let one = |bytes: &[u8]| Datagram { peer: batch.peer, path: batch.path, bytes: bytes.to_vec() };
+        batch.datagrams().map(one).collect::<Vec<_>>()
+    };
+    batches.flat_map(datagrams).collect()
 }
 
 fn set_peer(key: PublicKey, endpoint: Option<SocketAddr>, allowed: &[&str]) -> DeviceChange {
@@ -241,13 +275,13 @@ fn the_answer_to_any_repetition_completes_the_handshake() {
 }
 
 #[test]
-fn a_repetition_that_is_due_sooner_shortens_the_tick() {
+fn a_repetition_is_due_before_the_timers_of_the_protocol() {
     let (mut a, b) = (Node::new(1), Node::new(2));
-    a.peer_with(&b, Some(b.address), &[]);
     let now = Now::read();
+    a.peer_with(&b, Some(b.address), &[]);
     let later = Now { instant: now.instant + Duration::from_millis(200), ..now };
     let (next, _) = a.tick(later);
-    assert!(next < later.instant + TICK);
+    assert!(next < later.instant + Duration::from_millis(200));
 }
 
 #[test]
@@ -355,16 +389,15 @@ fn a_peer_with_our_own_key_is_refused_and_nothing_changes() {
 
 #[test]
 fn peers_need_a_private_key_first() {
-    let mut engine = Engine::new(1420);
+    let mut engine = engine();
     let change = set_peer(PublicKey([7; 32]), None, &[]);
     assert!(matches!(engine.check(&change), Err(Error::NoPrivateKey)));
-    engine.receive_datagram(
-        &[1; 148],
-        Path::to("192.0.2.1:1".parse().unwrap()),
-        Now::read(),
-        &mut Vec::new(),
-    );
-    engine.send_packet(&packet("10.0.0.1", "10.0.0.2", 60), Now::read(), &mut Vec::new());
+    let path = Path::to("192.0.2.1:1".parse().unwrap());
+    let mut out = Outbox::default();
+    engine.receive(&mut [1; 148], 148, path, Now::read(), &mut out, &mut Vec::new());
+    let mut packet = packet("10.0.0.1", "10.0.0.2", 60);
+    engine.send_packets(plain(&mut packet), Now::read(), &mut out);
+    assert!(out.is_empty());
 }
 
 #[test]
@@ -373,9 +406,16 @@ fn two_nodes_with_one_key_cause_neither_panic_nor_message_loop() {
     twin.address = "192.0.2.111:51820".parse().unwrap();
     b.peer_with(&a, None, &["10.0.0.1/32"]);
     for round in 0..5 {
+        // Peers take no more than one handshake in 20 ms.
+        for node in [&mut a, &mut twin, &mut b] {
+            node.ahead += Duration::from_millis(50);
+        }
         let endpoint = SocketAddr::new(b.address.ip(), 51_820 + round);
         let first = a.peer_with(&b, Some(endpoint), &["10.0.0.2/32"]);
         exchange(&mut a, &mut b, first, Vec::new());
+        for node in [&mut a, &mut twin, &mut b] {
+            node.ahead += Duration::from_millis(50);
+        }
         let first = twin.peer_with(&b, Some(endpoint), &["10.0.0.2/32"]);
         exchange(&mut twin, &mut b, first, Vec::new());
     }
@@ -474,7 +514,7 @@ fn removed_peers_leave_no_session_and_no_index() {
     assert!(b.delivered.is_empty());
     assert!(b.send(&packet("10.0.0.2", "10.0.0.1", 60)).is_empty());
     b.tick(Now::read());
-    assert!(b.engine.by_index.is_empty());
+    assert!(b.engine.indexes.len() == 0);
 }
 
 #[test]
@@ -483,11 +523,14 @@ fn a_send_error_is_shown_until_a_datagram_is_sent() {
     let datagram = a.send(&packet("10.0.0.1", "10.0.0.2", 60)).remove(0);
     let before = a.state(&b).tx_bytes;
     let failure = io::Error::from_raw_os_error(nix::libc::ENETUNREACH);
-    a.engine.sent(&datagram, &datagram.path, Some(&failure));
+    let mut out = Outbox::default();
+    out.push(datagram.peer, &datagram.path, &datagram.bytes);
+    let batch = out.pop_front().unwrap();
+    a.engine.sent(&batch, &batch.path, Some(&failure));
     let said = a.engine.send_error(&b.public()).unwrap().to_owned();
     assert!(said.contains(&b.address.to_string()) && said.contains("unreachable"), "{said}");
     assert_eq!(a.state(&b).tx_bytes, before);
-    a.engine.sent(&datagram, &datagram.path, None);
+    a.engine.sent(&batch, &batch.path, None);
     assert_eq!(a.engine.send_error(&b.public()), None);
     assert_eq!(a.state(&b).tx_bytes, before + 96);
 }

@@ -6,8 +6,15 @@ use fairlead_api::wireguard::PublicKey;
 
 use crate::udp::Path;
 
-/// Changes whenever the layout does: an offer of another version is refused, and nothing is handed over.
-const VERSION: u8 = 1;
+/// Changes whenever the layout does: an offer of a later version is refused, and nothing is handed over.
+const VERSION: u8 = 2;
+/// Of programs whose TUN carries plain packets only, which would not understand one that has headers: their offers have neither queues
+/// nor flags.
+const PLAIN_VERSION: u8 = 1;
+/// A flag of an offer: each packet of the TUN has a header before it (`IFF_VNET_HDR`).
+const HAS_HEADER: u8 = 1;
+/// Descriptors of the TUN in an offer, each of which is a queue of its own.
+const QUEUES: u8 = 1;
 
 const OFFER: u8 = 1;
 const TAKE_NETWORK: u8 = 2;
@@ -27,11 +34,13 @@ pub(crate) enum Frame<'a> {
     Datagram(Path, &'a [u8]),
 }
 
-/// The old process's port and peers.
+/// The old process's interface, port and peers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Offer {
     /// The port of the sockets.
     pub(crate) port: u16,
+    /// Whether each packet of the TUN has a header before it.
+    pub(crate) has_header: bool,
     /// Peers with a session.
     pub(crate) peers: Vec<PeerSnapshot>,
 }
@@ -50,6 +59,7 @@ impl Frame<'_> {
             Self::Offer(offer) => {
                 bytes.extend([OFFER, VERSION]);
                 bytes.extend(offer.port.to_be_bytes());
+                bytes.extend([QUEUES, if offer.has_header { HAS_HEADER } else { 0 }]);
                 for peer in &offer.peers {
                     bytes.extend(peer.key.0);
                     write_path(&peer.path, bytes);
@@ -83,16 +93,24 @@ pub(crate) fn read(bytes: &[u8]) -> Option<Frame<'_>> {
 
 fn read_offer(mut bytes: &[u8]) -> Option<Offer> {
     let [version] = take(&mut bytes)?;
-    if version != VERSION {
-        return None;
-    }
     let port = u16::from_be_bytes(take(&mut bytes)?);
+    let has_header = match version {
+        PLAIN_VERSION => false,
+        VERSION => {
+            let [queues, flags] = take(&mut bytes)?;
+            if queues != QUEUES || flags & !HAS_HEADER != 0 {
+                return None;
+            }
+            flags & HAS_HEADER != 0
+        }
+        _ => return None,
+    };
     let mut peers = Vec::new();
     while !bytes.is_empty() {
         let key = PublicKey(take(&mut bytes)?);
         peers.push(PeerSnapshot { key, path: read_path(&mut bytes)? });
     }
-    Some(Offer { port, peers })
+    Some(Offer { port, has_header, peers })
 }
 
 fn write_path(path: &Path, bytes: &mut Vec<u8>) {
@@ -173,11 +191,12 @@ mod tests {
         #[test]
         fn written_frames_are_read_back(
             port: u16,
+            has_header: bool,
             peers in prop::collection::vec(peer_snapshot(), 0..4),
             path in path(),
             datagram: Vec<u8>,
         ) {
-            assert_read_back(&Frame::Offer(Offer { port, peers }));
+            assert_read_back(&Frame::Offer(Offer { port, has_header, peers }));
             assert_read_back(&Frame::Datagram(path, &datagram));
             assert_read_back(&Frame::TakeNetwork);
             assert_read_back(&Frame::TakeTunnel);
@@ -193,7 +212,18 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_refused() {
-        assert_eq!(read(&[OFFER, VERSION + 1, 0, 0]), None);
+    fn a_later_version_and_unknown_flags_are_refused() {
+        assert!(read(&[OFFER, VERSION, 0, 7, 1, 1]).is_some());
+        for bytes in
+            [[OFFER, VERSION + 1, 0, 7, 1, 1], [OFFER, VERSION, 0, 7, 2, 1], [OFFER, VERSION, 0, 7, 1, 2]]
+        {
+            assert_eq!(read(&bytes), None, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn the_offer_of_a_program_without_offloads_is_understood() {
+        let offer = Offer { port: 7, ..Offer::default() };
+        assert_eq!(read(&[OFFER, PLAIN_VERSION, 0, 7]), Some(Frame::Offer(offer)));
     }
 }

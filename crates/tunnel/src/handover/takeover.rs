@@ -40,11 +40,12 @@ enum Phase {
 }
 
 impl Takeover {
-    /// Connects to the process that hands over at `path` and returns its TUN with the takeover; `None` if none listens.
+    /// Connects to the process that hands over at `path` and returns its TUN, and whether that has headers, with the takeover; `None` if
+    /// none listens.
     ///
     /// # Errors
     /// It does not answer, or with another version.
-    pub(crate) fn connect(path: &FilePath) -> io::Result<Option<(OwnedFd, Self)>> {
+    pub(crate) fn connect(path: &FilePath) -> io::Result<Option<((OwnedFd, bool), Self)>> {
         let link = match Link::connect(path, OFFER_TIMEOUT) {
             Ok(link) => link,
             Err(error)
@@ -59,14 +60,16 @@ impl Takeover {
             return Err(io::ErrorKind::UnexpectedEof.into());
         };
         let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the offer has another version");
-        let Some(Frame::Offer(Offer { port, peers })) = frame::read(buffer.get(..length).unwrap_or_default())
+        let Some(Frame::Offer(Offer { port, has_header, peers })) =
+            frame::read(buffer.get(..length).unwrap_or_default())
         else {
             return Err(invalid());
         };
         link.set_nonblocking()?;
         let mut descriptors = descriptors.into_iter();
         let tun = descriptors.next().ok_or_else(invalid)?;
-        Ok(Some((tun, Self { link, port, sockets: descriptors.collect(), peers, phase: Phase::Connected })))
+        let takeover = Self { link, port, sockets: descriptors.collect(), peers, phase: Phase::Connected };
+        Ok(Some(((tun, has_header), takeover)))
     }
 
     /// The peers with which the old process has sessions.

@@ -2,155 +2,119 @@
 
 use std::time::{Duration, Instant};
 
-use gotatun::noise::Tunn;
-use gotatun::noise::errors::WireGuardError;
-use gotatun::packet::WgKind;
+use fairlead_wireguard::Due;
 
-use super::{Now, Peer};
+use super::{CONFIRMATION_TIMEOUT, Context, Peer};
 
-/// How often the timers of a peer run that is in use: WireGuard's timers are of seconds.
-pub(crate) const TICK: Duration = Duration::from_millis(250);
-/// How often while it has a session and no packet goes through it. Before the first packet the timers run at once.
-const IDLE_TICK: Duration = Duration::from_secs(5);
-/// The library's clock may be behind by this much when it handles a message.
-const MAX_LAG: Duration = Duration::from_secs(1);
-/// Time without an inner packet after which none is waited for: longer than `KEEPALIVE_TIMEOUT + REKEY_TIMEOUT`, after which an
-/// answer that is missing causes a handshake.
-const IDLE_AFTER: Duration = Duration::from_secs(20);
-/// Time for the answer to a handshake (`REKEY_TIMEOUT`, WireGuard paper 6.1). Where a packet waits, the library repeats it
-/// for `REKEY_ATTEMPT_TIME`.
+/// Time for the answer to a handshake (`REKEY_TIMEOUT`, WireGuard paper 6.1).
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// How long after an inner packet was sent one is missed that answers it, or at least a keepalive.
 pub(crate) const MISSED_AFTER: Duration = Duration::from_millis(500);
 
 /// How peers without a session share this machine.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
-    /// How often the timers of peers in use run.
-    pub(crate) tick: Duration,
     /// The longest pause between handshakes that only a keepalive asks for; at least the interval of the keepalive.
     pub(crate) max_pause: Duration,
 }
 
 impl Peer {
-    /// The library's state, awake and with its clock set.
-    pub(super) fn tunnel(&mut self, now: Now) -> &mut Tunn {
-        let (key, preshared_key, protocol) = (&self.key, self.preshared_key, &self.protocol);
-        let is_new = self.tunnel.is_none();
-        let tunnel = self.tunnel.get_or_insert_with(|| protocol.tunnel(key, preshared_key));
-        if std::mem::take(&mut self.resting) {
-            self.attempted = Some(now.instant);
-            self.ticked = Some(now.instant);
-            if !is_new {
-                // Its timers have not run for long: without this they would end what begins now.
-                tunnel.reset();
-            }
-        }
-        tunnel
-    }
-
     /// Whether it takes the memory of sessions.
     #[cfg(test)]
     pub(crate) fn has_state(&self) -> bool {
         self.tunnel.is_some()
     }
 
-    /// Runs the library's timers if its clock is behind.
-    pub(super) fn catch_up(&mut self, now: Now, out: &mut Vec<WgKind>) {
-        let is_behind = |at| now.instant.saturating_duration_since(at) > MAX_LAG;
-        if !self.resting && self.ticked.is_none_or(is_behind) {
-            self.run_protocol_timers(now, out);
-        }
-    }
-
     /// Runs the timers that are due.
-    pub(crate) fn tick(&mut self, now: Now, pace: &Pace, out: &mut Vec<WgKind>) {
-        self.previous.take_if(|previous| previous.until <= now.instant);
-        if self.is_given_up(now.instant) {
-            self.rest();
-        } else if !self.resting {
-            self.run_protocol_timers(now, out);
-        }
-        self.repeat(now, out);
-        if self.keepalive_at(now.instant, pace).is_some_and(|due| due <= now.instant) {
-            self.keep_alive(now, out);
+    pub(crate) fn tick(&mut self, pace: &Pace, context: &mut Context<'_>) {
+        let now = context.now.instant;
+        self.previous.take_if(|previous| previous.until <= now);
+        self.run_protocol_timers(context);
+        self.repeat(context);
+        if self.keepalive_at(now, pace).is_some_and(|due| due <= now) {
+            self.keep_alive(context);
         }
     }
 
-    /// Starts a handshake, also beside a session, which serves on until there is a new one. The library repeats it.
-    pub(crate) fn start_handshake(&mut self, now: Now, out: &mut Vec<WgKind>) {
-        self.unanswered = 0;
-        self.catch_up(now, out);
-        self.initiate(true, now, out);
-    }
-
-    fn run_protocol_timers(&mut self, now: Now, out: &mut Vec<WgKind>) {
-        self.ticked = Some(now.instant);
-        let Some(tunnel) = &mut self.tunnel else { return };
-        match tunnel.update_timers() {
-            Ok(None) => {}
-            Ok(Some(message)) => {
-                if matches!(message, WgKind::HandshakeInit(_)) {
-                    self.attempted = Some(now.instant);
+    /// Runs those of the protocol; also after packets, which may ask for a new session.
+    pub(crate) fn run_protocol_timers(&mut self, context: &mut Context<'_>) {
+        let now = context.now.instant;
+        while let Some(due) = self.tunnel.as_mut().and_then(|tunnel| tunnel.take_due(now, context.random)) {
+            match due {
+                // Nothing needs the session of a handshake that was not answered.
+                Due::Handshake if self.is_idle(now) => self.rest(),
+                Due::Handshake => self.initiate(true, context),
+                Due::Keepalive => drop(self.send_empty(context)),
+                Due::GaveUp => {
+                    self.staged.clear();
+                    self.rest();
                 }
-                self.emit(message, now, out);
+                Due::Expired if self.is_idle(now) => self.rest(),
+                Due::Expired => {}
             }
-            Err(WireGuardError::ConnectionExpired) => self.staged.clear(),
-            Err(error) => tracing::debug!(?error, "WireGuard timer"),
         }
-        if !self.has_session() {
-            self.confirmed = false;
-        }
+    }
+
+    /// Whether there is neither a session, nor a packet that waits for one, nor a repetition to come.
+    fn is_idle(&self, now: Instant) -> bool {
+        let is_answering = self.answered.is_some_and(|at| now.saturating_duration_since(at) < ANSWER_TIMEOUT);
+        self.staged.is_empty() && self.next_repeat().is_none() && !is_answering && !self.is_live(now)
+    }
+
+    /// Starts a handshake, also beside a session, which serves on until there is a new one.
+    pub(crate) fn start_handshake(&mut self, context: &mut Context<'_>) {
+        self.unanswered = 0;
+        self.initiate(true, context);
     }
 
     /// When to call [`Self::tick`]. `None` if only a message or a change brings work.
     pub(crate) fn poll_timeout(&self, now: Instant, pace: &Pace) -> Option<Instant> {
-        let in_use = self.last_data.is_some_and(|at| now.saturating_duration_since(at) < IDLE_AFTER);
-        let is_idle = !in_use && self.staged.is_empty() && self.repeats.is_none() && self.is_live();
-        let interval = if is_idle { IDLE_TICK } else { pace.tick };
-        let protocol = self.ticked.unwrap_or(now).checked_add(interval).filter(|_| !self.resting);
-        let others = [self.next_repeat(), self.keepalive_at(now, pace), self.missed_at()];
-        protocol.into_iter().chain(others.into_iter().flatten()).min()
+        let protocol = self.tunnel.as_ref().and_then(|tunnel| tunnel.poll_timeout());
+        let previous = self.previous.as_ref().map(|previous| previous.until);
+        let others = [self.next_repeat(), self.keepalive_at(now, pace), self.missed_at(now)];
+        protocol.into_iter().chain(previous).chain(others.into_iter().flatten()).min()
     }
 
     /// When packets that were sent have been unanswered for [`MISSED_AFTER`].
-    fn missed_at(&self) -> Option<Instant> {
-        self.waiting_since.filter(|_| self.is_live())?.checked_add(MISSED_AFTER)
+    fn missed_at(&self, now: Instant) -> Option<Instant> {
+        self.waiting_since.filter(|_| self.is_live(now))?.checked_add(MISSED_AFTER)
     }
 
     /// Whether packets have been unanswered for [`MISSED_AFTER`]. That is said once, and again for later packets.
     pub(crate) fn take_unanswered(&mut self, now: Instant) -> bool {
-        let is_missed = self.missed_at().is_some_and(|at| at <= now);
+        let is_missed = self.missed_at(now).is_some_and(|at| at <= now);
         if is_missed {
             self.waiting_since = None;
         }
         is_missed
     }
 
-    /// Whether there is nothing but an unanswered handshake, for which no packet waits.
-    fn is_given_up(&self, now: Instant) -> bool {
-        let is_over =
-            |at: Option<Instant>| at.is_none_or(|at| now.saturating_duration_since(at) >= ANSWER_TIMEOUT);
-        !self.resting
-            && self.staged.is_empty()
-            && self.next_repeat().is_none()
-            && is_over(self.attempted)
-            && is_over(self.unconfirmed.map(|(_, at)| at))
-            && !self.is_live()
+    /// Ends handshakes and sessions; frees their state if nothing in it has to be remembered, as the time stamp of the peer's last
+    /// handshake has to be.
+    pub(super) fn rest(&mut self) {
+        self.answered = None;
+        self.repeats = None;
+        if let Some(tunnel) = &mut self.tunnel {
+            tunnel.forget_sessions();
+        }
+        self.tunnel.take_if(|tunnel| tunnel.is_empty());
     }
 
-    /// Stops the library's timers; frees its state if nothing in it has to be remembered.
-    pub(super) fn rest(&mut self) {
-        self.resting = true;
-        self.confirmed = false;
-        self.unconfirmed = None;
-        self.repeats = None;
-        match &mut self.tunnel {
-            // It forgets the keys, and remembers the time stamp of the peer's last handshake.
-            Some(tunnel) if self.was_heard => tunnel.reset(),
-            _ => self.tunnel = None,
+    /// The next repetition of a handshake towards a new endpoint, if it is due.
+    pub(super) fn repeat(&mut self, context: &mut Context<'_>) {
+        if self.next_repeat().is_none_or(|due| due > context.now.instant) {
+            return;
         }
+        match self.repeats.as_mut().and_then(|repeats| repeats.take_copy()) {
+            Some(copy) => self.emit(&copy, context),
+            None => self.initiate(true, context),
+        }
+    }
+
+    fn next_repeat(&self) -> Option<Instant> {
+        let due = self.repeats.as_ref()?.due()?;
+        let confirmation = self.answered.and_then(|at| at.checked_add(CONFIRMATION_TIMEOUT));
+        Some(confirmation.map_or(due, |until| due.max(until)))
     }
 
     pub(super) fn keepalive_interval(&self) -> Option<Duration> {
@@ -162,15 +126,16 @@ impl Peer {
     /// When the next persistent keepalive is due, or the handshake that it needs.
     fn keepalive_at(&self, now: Instant, pace: &Pace) -> Option<Instant> {
         let interval = self.keepalive_interval().filter(|_| self.path.is_some())?;
-        if self.is_live() {
+        if self.is_live(now) {
             return self.last_sent.map_or(Some(now), |last| last.checked_add(interval));
         }
-        if !self.resting {
-            // A handshake is under way.
+        if self.tunnel.as_ref().is_some_and(|tunnel| tunnel.is_handshaking()) {
             return None;
         }
         let pause = self.pause(pace.max_pause.max(interval));
-        self.attempted.map_or(Some(now), |last| last.checked_add(pause))
+        let asked = self.attempted.map_or(Some(now), |last| last.checked_add(pause))?;
+        let answered = self.answered.and_then(|at| at.checked_add(ANSWER_TIMEOUT));
+        Some(answered.map_or(asked, |until| asked.max(until)))
     }
 
     /// Doubles with each handshake that was not answered, up to `longest`, and is up to a quarter longer, differently for each

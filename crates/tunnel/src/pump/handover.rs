@@ -6,13 +6,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::packets::MAX_BATCH;
+use fairlead_wireguard::Now;
+
+use super::packets::{MAX_READS, write_packets};
 use super::{Flow, Pump};
 use crate::Error;
 use crate::handover::{HandoverServer, Offer, Request, Takeover};
-use crate::peer::{Now, TICK};
 use crate::tun::Tun;
 use crate::udp::Sockets;
+
+/// How often to see whether the next phase of a takeover is due.
+const PHASE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The other process that works on the same interface during a hand-over.
 pub(super) enum Handover {
@@ -36,7 +40,7 @@ impl Handover {
     pub(super) fn poll_interval(&self) -> Option<Duration> {
         match self {
             Self::None | Self::Server(_) => None,
-            Self::Takeover(_) => Some(TICK),
+            Self::Takeover(_) => Some(PHASE_INTERVAL),
         }
     }
 
@@ -71,6 +75,9 @@ impl Pump {
             None => Sockets::open(port, mark)?,
         });
         self.path_port.set_sockets(&sockets);
+        if !took_sockets {
+            sockets.join_received();
+        }
         self.sockets = Some(sockets);
         if let Handover::Takeover(takeover) = &mut self.handover
             && let Err(error) = takeover.sockets_opened(took_sockets, Instant::now())
@@ -91,7 +98,15 @@ impl Pump {
         tracing::warn!(
             interface = %self.name, %error, "the old process ended before the hand-over finished: continuing alone"
         );
+        self.continue_alone();
+    }
+
+    /// No other process reads the sockets from now on: one that does not expect joined datagrams could not read them.
+    fn continue_alone(&mut self) {
         self.handover = Handover::None;
+        if let Some(sockets) = &self.sockets {
+            sockets.join_received();
+        }
     }
 
     /// Enters the next phase of a takeover when it is due.
@@ -99,13 +114,15 @@ impl Pump {
         let Handover::Takeover(takeover) = &mut self.handover else { return };
         // The port may be set before all else; the peers are known with the key, and none is ready before.
         let is_configured = self.engine.private_key().is_some();
-        match takeover.advance(now.instant, |key| is_configured && !self.engine.awaits_session(key)) {
+        match takeover
+            .advance(now.instant, |key| is_configured && !self.engine.awaits_session(key, now.instant))
+        {
             Ok(true) => {}
             Ok(false) => {
                 tracing::info!(interface = %self.name, "the hand-over from the old process is complete");
                 // A peer that is configured from now on may have moved since.
                 self.engine.set_peer_snapshots(&[]);
-                self.handover = Handover::None;
+                self.continue_alone();
             }
             Err(error) => self.abandon_takeover(&error),
         }
@@ -118,19 +135,23 @@ impl Pump {
             // The old process sends nothing after its offer: it has gone.
             Handover::Takeover(_) => self.abandon_takeover(&io::ErrorKind::ConnectionReset.into()),
             Handover::Server(server) => {
-                for _ in 0..MAX_BATCH {
+                for _ in 0..MAX_READS {
                     match server.next_request() {
                         Some(Request::Connected) => {
                             let sockets = self.sockets.as_deref();
                             let port = sockets.map_or(0, Sockets::port);
+                            let has_header = self.tun.as_ref().is_some_and(|tun| tun.offloads().header);
                             let tun = self.tun.iter().map(Tun::as_fd);
                             let descriptors: Vec<_> =
                                 tun.chain(sockets.into_iter().flat_map(Sockets::descriptors)).collect();
-                            let peers = self.engine.peer_snapshots();
-                            server.send_offer(Offer { port, peers }, &descriptors);
+                            let peers = self.engine.peer_snapshots(now.instant);
+                            server.send_offer(Offer { port, has_header, peers }, &descriptors);
                         }
                         Some(Request::Datagram(path, datagram)) => {
-                            self.engine.receive_datagram(datagram, path, now, &mut self.outputs);
+                            let mut bytes = datagram.to_vec();
+                            let (length, out) = (bytes.len(), &mut self.out);
+                            self.engine.receive(&mut bytes, length, path, now, out, &mut self.packets);
+                            write_packets(self.tun.as_ref(), &mut self.merger, &mut self.packets, &mut bytes);
                         }
                         Some(Request::Finished) => return Flow::End,
                         None => break,

@@ -1,28 +1,33 @@
-//! Packets between the TUN, the sockets and the engine: one per system call. A loop that moves batches replaces this
-//! module.
+//! Packets between the TUN, the sockets and the engine: one system call reads, or sends, as many as the kernel joins.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd;
 
-use super::{Handover, Pump};
-use crate::demux;
-use crate::engine::{Datagram, Output};
-use crate::extra_sockets::ReadySocket;
-use crate::peer::Now;
-use crate::udp::{self, Path, Receiver, Sockets};
+use fairlead_wireguard::Now;
+use fairlead_wireguard::kind_of;
 
-/// Packets taken from one descriptor before the others are read.
-pub(super) const MAX_BATCH: usize = 64;
-/// Datagrams that wait for room in a socket; no packet is taken from the TUN while any does.
-const MAX_WAITING: usize = 256;
+use super::{Handover, Pump};
+use crate::extra_sockets::ReadySocket;
+use crate::offload::{self, Frame, Merger, VnetHeader};
+use crate::outbox::Batch;
+use crate::tun::Tun;
+use crate::udp::{self, Path, Received, Receiver, Sockets};
+
+/// Reads of one descriptor before the others are read.
+pub(super) const MAX_READS: usize = 64;
+/// Bytes to be sent that end the reading of the TUN: what was read is sent first.
+const MAX_UNSENT: usize = 1 << 20;
+/// The header of a packet for which nothing is left to do.
+const PLAIN: [u8; offload::HEADER_LENGTH] = [0; offload::HEADER_LENGTH];
 
 impl Pump {
     pub(super) fn read_network(&mut self, receiver: &mut Receiver, now: Now) {
         let Some(sockets) = self.sockets.clone() else { return };
         for socket in sockets.descriptors() {
-            for _ in 0..MAX_BATCH {
+            for _ in 0..MAX_READS {
                 match receiver.receive(socket) {
-                    Ok(Some((path, datagram))) => self.receive(path, None, datagram, now),
+                    Ok(Some(received)) => self.receive(received, None, now),
                     Ok(None) => {}
                     // No datagram waits, or reading has cleared an ICMP error.
                     Err(_) => break,
@@ -34,10 +39,10 @@ impl Pump {
     /// Reads the sockets beside the port. One that is kept receives from its endpoint only.
     pub(super) fn read_extra(&mut self, receiver: &mut Receiver, now: Now) {
         for ReadySocket { socket, number, remote } in self.path_port.ready() {
-            for _ in 0..MAX_BATCH {
+            for _ in 0..MAX_READS {
                 match receiver.receive(socket.as_fd()) {
-                    Ok(Some((path, datagram))) if number.is_some() || remote == Some(path.remote) => {
-                        self.receive(path, number, datagram, now);
+                    Ok(Some(received)) if number.is_some() || remote == Some(received.path.remote) => {
+                        self.receive(received, number, now);
                     }
                     Ok(_) => {}
                     Err(_) => break,
@@ -46,28 +51,60 @@ impl Pump {
         }
     }
 
-    /// Any bytes from any sender. Only what has the form of a WireGuard message reaches the handshake limiter.
-    fn receive(&mut self, path: Path, socket: Option<u16>, datagram: &[u8], now: Now) {
-        if !demux::is_wireguard(datagram) {
-            self.path_port.push(path, socket, datagram);
-            return;
+    /// Any bytes from any sender. Only what has the form of a WireGuard message reaches the engine.
+    fn receive(&mut self, Received { path, bytes, length }: Received<'_>, socket: Option<u16>, now: Now) {
+        let mut start = 0;
+        while start < bytes.len() {
+            let rest = bytes.get_mut(start..).unwrap_or_default();
+            let run = self.run_for_engine(rest, length);
+            let taken = if run > 0 { run } else { rest.len().min(length) };
+            let Some(part) = rest.get_mut(..taken) else { return };
+            if run > 0 {
+                self.engine.receive(part, length, path, now, &mut self.out, &mut self.packets);
+                write_packets(self.tun.as_ref(), &mut self.merger, &mut self.packets, part);
+            } else {
+                self.divert(part, path, socket);
+            }
+            start = start.saturating_add(taken);
         }
+    }
+
+    /// The length of the datagrams at the beginning that the engine takes.
+    fn run_for_engine(&self, datagrams: &[u8], length: usize) -> usize {
+        let is_taking_over = matches!(self.handover, Handover::Takeover(_));
+        let is_ours = |datagram: &&[u8]| {
+            kind_of(datagram).is_some() && !(is_taking_over && self.engine.belongs_to_other_process(datagram))
+        };
+        datagrams.chunks(length).take_while(is_ours).map(<[u8]>::len).sum()
+    }
+
+    /// Takes a datagram that is not for the engine.
+    fn divert(&self, datagram: &[u8], path: Path, socket: Option<u16>) {
         match &self.handover {
             // If the old process has gone, the connection says so at its next read.
-            Handover::Takeover(takeover) if self.engine.belongs_to_other_process(datagram) => {
+            Handover::Takeover(takeover) if kind_of(datagram).is_some() => {
                 drop(takeover.forward(path, datagram));
             }
-            _ => self.engine.receive_datagram(datagram, path, now, &mut self.outputs),
+            _ => self.path_port.push(path, socket, datagram),
         }
     }
 
     pub(super) fn read_tunnel(&mut self, buffer: &mut [u8], now: Now) -> io::Result<()> {
         let Some(tun) = &self.tun else { return Ok(()) };
-        for _ in 0..MAX_BATCH {
+        let has_header = tun.offloads().header;
+        for _ in 0..MAX_READS {
             match tun.read(buffer) {
                 Ok(length) => {
-                    let packet = buffer.get(..length).unwrap_or_default();
-                    self.engine.send_packet(packet, now, &mut self.outputs);
+                    let read = buffer.get_mut(..length).unwrap_or_default();
+                    let split = if has_header {
+                        split(read)
+                    } else {
+                        offload::split(&VnetHeader::read(&PLAIN), read).ok()
+                    };
+                    match split {
+                        Some(packets) => self.engine.send_packets(packets, now, &mut self.out),
+                        None => tracing::trace!(interface = %self.name, "unusable packet from the TUN"),
+                    }
                 }
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => break,
@@ -75,73 +112,86 @@ impl Pump {
                     _ => return Err(error),
                 },
             }
+            if self.out.bytes() > MAX_UNSENT {
+                break;
+            }
         }
         Ok(())
     }
 
-    /// Sends and writes the engine's output, older datagrams first.
+    /// Sends what the engine wrote, until a socket has no room.
     pub(super) fn flush(&mut self) {
-        while let Some(datagram) = self.waiting.pop_front() {
-            if let Some(again) = self.send(datagram) {
-                self.waiting.push_front(again);
+        while let Some(batch) = self.out.pop_front() {
+            if let Some(again) = self.send(batch) {
+                self.out.return_front(again);
                 break;
             }
         }
-        let mut outputs = std::mem::take(&mut self.outputs);
-        for output in outputs.drain(..) {
-            match output {
-                Output::Inner(packet) => self.write(&packet),
-                Output::Datagram(datagram) if self.waiting.is_empty() => {
-                    let again = self.send(datagram);
-                    self.waiting.extend(again);
-                }
-                Output::Datagram(datagram) if self.waiting.len() < MAX_WAITING => {
-                    self.waiting.push_back(datagram)
-                }
-                Output::Datagram(_) => {}
+    }
+
+    /// Sends a batch; returns it if the socket has no room.
+    fn send(&mut self, batch: Batch) -> Option<Batch> {
+        let mut used = batch.path;
+        let result = if let Some(kept) = self.path_port.kept(&batch.path.remote) {
+            used.local = None;
+            // Without room they are lost, as in any queue of the network.
+            batch.datagrams().try_for_each(|datagram| udp::send_from(&kept, &used, datagram))
+        } else {
+            let result = match &self.sockets {
+                Some(sockets) => send_by(sockets, &mut used, &batch),
+                None => Err(io::Error::new(io::ErrorKind::NotConnected, "no UDP port is configured")),
+            };
+            if result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+                return Some(batch);
             }
-        }
-        // Keeps the allocation, unless one flood made it huge.
-        outputs.shrink_to(MAX_WAITING);
-        self.outputs = outputs;
-    }
-
-    fn write(&self, packet: &[u8]) {
-        // The interface may be down, or its queue full: a network may lose packets.
-        if let Some(Err(error)) = self.tun.as_ref().map(|tun| tun.write(packet)) {
-            tracing::trace!(interface = %self.name, %error, "packet lost at the TUN");
-        }
-    }
-
-    /// Sends a datagram; returns it if the socket has no room.
-    fn send(&mut self, datagram: Datagram) -> Option<Datagram> {
-        if let Some(kept) = self.path_port.kept(&datagram.path.remote) {
-            // Without room it is lost, as in any queue of the network.
-            let used = Path { local: None, ..datagram.path };
-            let result = udp::send_from(&kept, &used, &datagram.bytes);
-            self.engine.sent(&datagram, &used, result.err().as_ref());
-            return None;
-        }
-        let mut used = datagram.path;
-        let result = match &self.sockets {
-            Some(sockets) => send_by(sockets, &mut used, &datagram.bytes),
-            None => Err(io::Error::new(io::ErrorKind::NotConnected, "no UDP port is configured")),
+            result
         };
-        if result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
-            return Some(datagram);
-        }
-        self.engine.sent(&datagram, &used, result.as_ref().err());
+        self.engine.sent(&batch, &used, result.as_ref().err());
+        self.out.recycle(batch);
         None
     }
 }
 
+/// What one read gave, if it begins with a header.
+fn split(read: &mut [u8]) -> Option<offload::Split<'_>> {
+    let (header, packet) = read.split_first_chunk_mut()?;
+    offload::split(&VnetHeader::read(header), packet).ok()
+}
+
+/// Writes packets, which lie in `buffer`, to the TUN, and empties the list.
+pub(super) fn write_packets(
+    tun: Option<&Tun>,
+    merger: &mut Merger,
+    packets: &mut Vec<Range<usize>>,
+    buffer: &mut [u8],
+) {
+    // The interface may be down, or its queue full: a network may lose packets.
+    let write = |frame: &Frame<'_>, buffer: &[u8]| {
+        if let Some(Err(error)) = tun.map(|tun| tun.write(frame, buffer)) {
+            tracing::trace!(%error, "packets lost at the TUN");
+        }
+    };
+    if tun.is_some_and(|tun| !tun.offloads().header) {
+        for packet in packets.drain(..) {
+            write(&Frame { header: PLAIN, parts: &[packet] }, buffer);
+        }
+        return;
+    }
+    for packet in packets.drain(..) {
+        merger.push(buffer, packet);
+    }
+    merger.finish(buffer);
+    merger.frames().for_each(|frame| write(&frame, buffer));
+    merger.clear();
+}
+
 /// Sends from our known address; if that fails, lets the kernel choose another, and records that in `path`.
-fn send_by(sockets: &Sockets, path: &mut Path, bytes: &[u8]) -> io::Result<()> {
-    let first = sockets.send(path, bytes);
+fn send_by(sockets: &Sockets, path: &mut Path, batch: &Batch) -> io::Result<()> {
+    let first = sockets.send_batch(path, batch.bytes(), batch.datagram_length());
     match &first {
         Err(error) if path.local.is_some() && error.kind() != io::ErrorKind::WouldBlock => {
             path.local = None;
-            sockets.send(path, bytes)
+            sockets.send_batch(path, batch.bytes(), batch.datagram_length())
         }
         _ => first,
     }
@@ -169,32 +219,33 @@ mod tests {
             set_peers: [(crate::public_key(&PrivateKey([peer; 32])), config)].into(),
             ..DeviceChange::default()
         };
-        pump.engine.apply(&change, Now::read(), &mut pump.outputs);
+        pump.engine.apply(&change, Now::read(), &mut pump.out);
         pump
     }
 
     fn lengths(pump: &mut Pump) -> Vec<usize> {
-        let length = |output| match output {
-            Output::Datagram(datagram) => datagram.bytes.len(),
-            Output::Inner(packet) => packet.len(),
-        };
-        pump.outputs.drain(..).map(length).collect()
+        std::iter::from_fn(|| pump.out.pop_front()).map(|batch| batch.bytes().len()).collect()
+    }
+
+    fn receive(pump: &mut Pump, datagram: &[u8]) {
+        let (mut bytes, path) = (datagram.to_vec(), Path::to("192.0.2.1:51820".parse().unwrap()));
+        let length = bytes.len().max(1);
+        pump.receive(Received { path, bytes: &mut bytes, length }, None, Now::read());
     }
 
     /// The limiter answers the handshakes of a second with cookies once there were too many.
     #[test]
     fn a_flood_of_other_datagrams_does_not_reach_the_handshake_limiter() {
         let (mut initiator, mut responder) = (pump(1, 2), pump(2, 1));
-        let Some(Output::Datagram(initiation)) = initiator.outputs.pop() else { panic!("no initiation") };
+        let initiation = initiator.out.pop_front().unwrap();
         lengths(&mut responder);
-        let (path, now) = (Path::to("192.0.2.1:51820".parse().unwrap()), Now::read());
-        let flood: [&[u8]; 6] = [&[1, 0, 0, 0], &[1; 148], &[2; 92], &[2, 0, 0, 1], &[0; 148], &[]];
+        let flood: [&[u8]; 5] = [&[1, 0, 0, 0], &[1; 148], &[2; 92], &[2, 0, 0, 1], &[0; 148]];
         for _ in 0..1_000 {
-            flood.iter().for_each(|junk| responder.receive(path, None, junk, now));
+            flood.iter().for_each(|junk| receive(&mut responder, junk));
         }
-        assert_eq!(responder.path_port.stats().dropped_without_reader, 6_000);
+        assert_eq!(responder.path_port.stats().dropped_without_reader, 5_000);
         assert_eq!(lengths(&mut responder), [0; 0]);
-        responder.receive(path, None, &initiation.bytes, now);
+        receive(&mut responder, initiation.bytes());
         assert_eq!(lengths(&mut responder), [92], "a response, and no cookie (64)");
     }
 }

@@ -22,9 +22,9 @@ fn an_initiation_is_answered_the_way_it_came() {
 
         // A session that uses a direct path stays there, and what comes over the relay is answered over it.
         b.peer_with(&a, Some(direct), &["10.0.0.1/32"]);
-        let (mut restarted, started) = (Node::new(first), Now::read());
+        let (mut restarted, later) = (Node::new(first), after(Duration::from_millis(100)));
+        restarted.ahead = Duration::from_millis(100);
         let sent = restarted.peer_with(&b, Some(relay), &["10.0.0.2/32"]);
-        let later = Now { instant: started.instant + Duration::from_millis(100), ..started };
         let answer = b.receive_at(later, relay, &sent[0].bytes);
         assert_eq!(answer[0].path.remote, relay);
         assert_eq!(b.state(&a).config.endpoint, Some(direct));

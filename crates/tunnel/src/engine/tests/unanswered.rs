@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn after(milliseconds: u64) -> Now {
+fn later(milliseconds: u64) -> Now {
     let now = Now::read();
     Now { instant: now.instant + Duration::from_millis(milliseconds), ..now }
 }
@@ -20,10 +20,10 @@ fn packets_without_an_answer_are_reported_after_half_a_second_and_again_only_for
         assert!(due < sent + Duration::from_millis(900), "{:?}", due - sent);
         a.tick(Now { instant: due, ..Now::read() });
     }
-    a.tick(after(700));
+    a.tick(later(700));
     assert_eq!(a.engine.take_unanswered(), []);
     a.send(&packet("10.0.0.1", "10.0.0.2", 60));
-    a.tick(after(700));
+    a.tick(later(700));
     assert_eq!(a.engine.take_unanswered(), [b.public()]);
 }
 
@@ -38,7 +38,7 @@ fn whatever_the_peer_sends_is_an_answer_and_keepalives_need_none() {
     let mut change = set_peer(b.public(), None, &["10.0.0.2/32"]);
     change.set_peers.values_mut().for_each(|config| config.persistent_keepalive = Some(25));
     a.change(&change).unwrap();
-    assert_eq!(a.tick(after(1000)).1.len(), 1, "a keepalive");
-    a.tick(after(1800));
+    assert_eq!(a.tick(later(1000)).1.len(), 1, "a keepalive");
+    a.tick(later(1800));
     assert_eq!(a.engine.take_unanswered(), []);
 }

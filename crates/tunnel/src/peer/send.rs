@@ -1,0 +1,141 @@
+//! What goes to a peer.
+
+use std::mem;
+
+use fairlead_wireguard::{DATA_HEADER_LENGTH, TAG_LENGTH};
+
+use super::{CONFIRMATION_TIMEOUT, Context, MAX_STAGED, Peer};
+use crate::inner;
+use crate::offload::Split;
+
+impl Peer {
+    /// Sends the packets that one read of the TUN gave, or keeps them until there is a session.
+    pub(crate) fn send(&mut self, mut packets: Split<'_>, context: &mut Context<'_>) {
+        if self.path.is_none() {
+            return;
+        }
+        let now = context.now.instant;
+        self.last_data = Some(now);
+        self.unanswered = 0;
+        self.waiting_since.get_or_insert(now);
+        if self.seal(packets.max_length(), context, |bytes| packets.append_next(bytes)) {
+            return;
+        }
+        loop {
+            let mut packet = Vec::new();
+            if !packets.append_next(&mut packet) {
+                break;
+            }
+            self.stage(packet);
+        }
+        let awaits_confirmation =
+            self.answered.is_some_and(|at| now.saturating_duration_since(at) < CONFIRMATION_TIMEOUT);
+        if !awaits_confirmation {
+            self.initiate(false, context);
+        }
+    }
+
+    /// Encrypts packets of at most `max_length` bytes each, which `next` appends to what is there until it returns false. Returns false,
+    /// and asks for none, if there is no session.
+    pub(super) fn seal(
+        &mut self,
+        max_length: usize,
+        context: &mut Context<'_>,
+        mut next: impl FnMut(&mut Vec<u8>) -> bool,
+    ) -> bool {
+        let Context { now, both_ways, out, mtu, .. } = context;
+        let Some((path, tunnel)) = self.path.zip(self.tunnel.as_mut()) else { return false };
+        let Some(mut sealer) = tunnel.sealer(now.instant) else { return false };
+        let overhead = DATA_HEADER_LENGTH.saturating_add(TAG_LENGTH);
+        let max_length = inner::padded_length(max_length, *mtu).saturating_add(overhead);
+        loop {
+            let mut is_sealed = false;
+            out.append(Some(self.key), &path, max_length, |bytes| {
+                let start = bytes.len();
+                bytes.extend_from_slice(&[0; DATA_HEADER_LENGTH]);
+                let packet = bytes.len();
+                if next(bytes) {
+                    let padded = inner::padded_length(bytes.len().saturating_sub(packet), *mtu);
+                    bytes.resize(packet.saturating_add(padded).saturating_add(TAG_LENGTH), 0);
+                    is_sealed = bytes.get_mut(start..).is_some_and(|message| sealer.seal(message).is_ok());
+                }
+                if !is_sealed {
+                    bytes.truncate(start);
+                }
+            });
+            if !is_sealed {
+                return true;
+            }
+            self.last_sent = Some(now.instant);
+            if let Some(also) = both_ways.copy(&self.key, &path, out.last().len(), now.instant) {
+                // The counters of the peer are those of what it receives once.
+                let copy = out.last().to_vec();
+                out.push(None, &also, &copy);
+            }
+        }
+    }
+
+    /// Sends an empty packet; returns false if there is no session.
+    pub(super) fn send_empty(&mut self, context: &mut Context<'_>) -> bool {
+        let mut left = true;
+        self.seal(0, context, |_| mem::take(&mut left))
+    }
+
+    /// Sends the packets that waited for a session, or an empty one if none did: the peer uses the session from its first packet on
+    /// (key confirmation, WireGuard paper 5.4.6).
+    pub(super) fn send_staged(&mut self, context: &mut Context<'_>) {
+        if self.staged.is_empty() {
+            self.send_empty(context);
+        }
+        for packet in mem::take(&mut self.staged) {
+            let mut left = true;
+            let append = |bytes: &mut Vec<u8>| {
+                bytes.extend_from_slice(&packet);
+                mem::take(&mut left)
+            };
+            if !self.seal(packet.len(), context, append) {
+                self.stage(packet);
+            }
+        }
+    }
+
+    /// A keepalive that the user asked for, or that shows a peer our new endpoint. Without a session, a handshake.
+    pub(super) fn keep_alive(&mut self, context: &mut Context<'_>) {
+        // The next one is an interval away, even if this one fails.
+        self.last_sent = Some(context.now.instant);
+        if !self.send_empty(context) {
+            self.unanswered = self.unanswered.saturating_add(1);
+            self.initiate(false, context);
+        }
+    }
+
+    /// Sends an initiation, unless one of the last seconds is unanswered and `again` is false.
+    pub(super) fn initiate(&mut self, again: bool, context: &mut Context<'_>) {
+        if self.path.is_none() {
+            return;
+        }
+        let index = context.indexes.free(context.random);
+        let Some(message) = self.tunnel().initiate(again, index, context.now, context.random) else { return };
+        context.indexes.insert(index, self.key);
+        self.attempted = Some(context.now.instant);
+        if let Some(repeats) = &mut self.repeats {
+            repeats.sent(&message);
+        }
+        self.emit(&message, context);
+    }
+
+    /// Sends a message of a handshake where packets go now.
+    pub(super) fn emit(&mut self, message: &[u8], context: &mut Context<'_>) {
+        self.last_sent = Some(context.now.instant);
+        if let Some(path) = &self.path {
+            context.out.push(Some(self.key), path, message);
+        }
+    }
+
+    fn stage(&mut self, packet: Vec<u8>) {
+        if self.staged.len() >= MAX_STAGED {
+            self.staged.pop_front();
+        }
+        self.staged.push_back(packet);
+    }
+}

@@ -1,0 +1,178 @@
+//! The two keys of a session, and what they do to data messages (WireGuard paper 5.4.6).
+//!
+//! Every packet goes through here: messages are encrypted and decrypted where they lie, without allocation, lock or copy.
+
+use std::alloc::{Layout, handle_alloc_error};
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use aws_lc_rs::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+
+use crate::error::Error;
+use crate::message::{DATA_HEADER_LENGTH, TAG_LENGTH};
+
+/// Counters of a session are below this (WireGuard paper 6.1): 2^64 - 2^13 - 1, lower than the greatest integer by more than the
+/// window, so that no sum overflows. The kernel's differs by 64 (`enum limits` in its `messages.h`), which no session lives to see.
+pub(crate) const REJECT_AFTER_MESSAGES: u64 = u64::MAX - (1 << 13);
+
+/// The type of a data message and its three reserved bytes (WireGuard paper 5.4.6).
+const DATA: u32 = 4;
+/// Bytes that `LessSafeKey` has on the heap: `EVP_AEAD_CTX` of AWS-LC and the length in front of it.
+const CONTEXT_LENGTH: usize = 592;
+
+/// Encrypts what is sent in a session. It can be used on several threads at once.
+pub struct SendKey {
+    key: LessSafeKey,
+    remote_index: u32,
+    counter: AtomicU64,
+}
+
+impl SendKey {
+    /// The key of a new session, whose messages carry the peer's `remote_index`.
+    pub fn new(key: &[u8; 32], remote_index: u32) -> Self {
+        Self { key: cipher(key), remote_index, counter: AtomicU64::new(0) }
+    }
+
+    /// Makes a data message of `datagram`: 16 bytes for the header, the inner packet, which is padded already, and 16 bytes for the
+    /// tag. It is encrypted in place with the next counter, which is returned.
+    ///
+    /// # Errors
+    /// [`Error::CounterExhausted`], and [`Error::Malformed`] if `datagram` has no room for header and tag.
+    #[inline]
+    pub fn seal(&self, datagram: &mut [u8]) -> Result<u64, Error> {
+        let (header, rest) =
+            datagram.split_first_chunk_mut::<DATA_HEADER_LENGTH>().ok_or(Error::Malformed)?;
+        let (packet, tag) = rest.split_last_chunk_mut::<TAG_LENGTH>().ok_or(Error::Malformed)?;
+        let counter = self.next_counter()?;
+        *header = Header { index: self.remote_index, counter }.to_bytes();
+        self.key
+            .seal_in_place_scatter(nonce(counter), Aad::empty(), packet, &[], tag)
+            .map_err(|_| Error::Malformed)?;
+        Ok(counter)
+    }
+
+    /// How many counters have been used.
+    #[inline]
+    pub fn messages(&self) -> u64 {
+        self.counter.load(Ordering::Relaxed)
+    }
+
+    /// Whether it has used `REJECT_AFTER_MESSAGES` counters (WireGuard paper 6.1), so that no more can be sent.
+    #[inline]
+    pub fn is_exhausted(&self) -> bool {
+        self.messages() >= REJECT_AFTER_MESSAGES
+    }
+
+    /// The counter is looked at before it is raised: however often callers try, it never wraps around to a nonce that was used.
+    #[inline]
+    fn next_counter(&self) -> Result<u64, Error> {
+        if self.is_exhausted() {
+            return Err(Error::CounterExhausted);
+        }
+        let counter = self.counter.fetch_add(1, Ordering::Relaxed);
+        if counter < REJECT_AFTER_MESSAGES { Ok(counter) } else { Err(Error::CounterExhausted) }
+    }
+
+    /// Pretends that `messages` were sent.
+    #[cfg(test)]
+    pub(crate) fn set_messages(&self, messages: u64) {
+        self.counter.store(messages, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for SendKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SendKey")
+            .field("remote_index", &self.remote_index)
+            .field("messages", &self.messages())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Decrypts what is received in a session. Which counters may still come, [`ReplayWindow`](crate::ReplayWindow) knows.
+pub struct ReceiveKey {
+    key: LessSafeKey,
+}
+
+impl ReceiveKey {
+    /// The key of a new session.
+    pub fn new(key: &[u8; 32]) -> Self {
+        Self { key: cipher(key) }
+    }
+
+    /// Decrypts the data message `datagram` in place; returns where in it the inner packet is, with its padding. The range is empty
+    /// for a keepalive (WireGuard paper 6.5).
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] and [`Error::Authentication`]; what `datagram` holds is then undefined.
+    #[inline]
+    pub fn open(&self, datagram: &mut [u8]) -> Result<Range<usize>, Error> {
+        let header = Header::parse(datagram)?;
+        let rest = datagram.get_mut(DATA_HEADER_LENGTH..).ok_or(Error::Malformed)?;
+        let (packet, tag) = rest.split_last_chunk_mut::<TAG_LENGTH>().ok_or(Error::Malformed)?;
+        // With its tag apart, the packet stays where it is: `open_in_place` would move it, if only by nothing.
+        self.key
+            .open_in_place_separate_tag(nonce(header.counter), Aad::empty(), tag, packet)
+            .map_err(|_| Error::Authentication)?;
+        Ok(DATA_HEADER_LENGTH..DATA_HEADER_LENGTH.saturating_add(packet.len()))
+    }
+}
+
+impl fmt::Debug for ReceiveKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReceiveKey").finish_non_exhaustive()
+    }
+}
+
+/// The first 16 bytes of a data message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// The receiver's index of the session.
+    pub(crate) index: u32,
+    /// Number of the message within the session.
+    pub(crate) counter: u64,
+}
+
+impl Header {
+    /// # Errors
+    /// [`Error::Malformed`] if `datagram` is no data message.
+    #[inline]
+    pub(crate) fn parse(datagram: &[u8]) -> Result<Self, Error> {
+        let (kind, rest) = datagram.split_first_chunk().ok_or(Error::Malformed)?;
+        let (index, rest) = rest.split_first_chunk().ok_or(Error::Malformed)?;
+        let (counter, _) = rest.split_first_chunk().ok_or(Error::Malformed)?;
+        if u32::from_le_bytes(*kind) != DATA {
+            return Err(Error::Malformed);
+        }
+        Ok(Self { index: u32::from_le_bytes(*index), counter: u64::from_le_bytes(*counter) })
+    }
+
+    #[inline]
+    fn to_bytes(self) -> [u8; DATA_HEADER_LENGTH] {
+        // One number, written once: type, index and counter from the lowest byte up.
+        let number = u128::from(DATA) | u128::from(self.index) << 32 | u128::from(self.counter) << 64;
+        number.to_le_bytes()
+    }
+}
+
+/// Four zero bytes and the counter, as Noise has it for ChaChaPoly.
+#[inline]
+fn nonce(counter: u64) -> Nonce {
+    let mut bytes = [0; NONCE_LEN];
+    if let Some(last) = bytes.last_chunk_mut() {
+        *last = counter.to_le_bytes();
+    }
+    Nonce::assume_unique_for_key(bytes)
+}
+
+fn cipher(key: &[u8; 32]) -> LessSafeKey {
+    match UnboundKey::new(&CHACHA20_POLY1305, key) {
+        Ok(key) => LessSafeKey::new(key),
+        // The length is right, so only memory can be missing. Rust's own allocations end the process then, too.
+        Err(_) => handle_alloc_error(Layout::new::<[u8; CONTEXT_LENGTH]>()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

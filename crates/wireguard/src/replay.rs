@@ -1,0 +1,146 @@
+//! Which counters of a session have been received (WireGuard paper 5.4.6).
+//!
+//! The sliding window of RFC 6479: a ring of 64-bit words, of which the oldest is cleared when a newer one is needed, so no bits are
+//! shifted. Size and rules are those of the kernel (`counter_validate` in `drivers/net/wireguard/receive.c`, `enum counter_values`
+//! in `messages.h`).
+
+use crate::keys::REJECT_AFTER_MESSAGES;
+
+const WORD_BITS: u64 = u64::BITS as u64;
+/// 8,192 bits, the kernel's `COUNTER_BITS_TOTAL`.
+const MAX_WORDS: usize = 128;
+/// 2,048 bits: what a session keeps that is only used by messages still under way when the next one began.
+const REDUCED_WORDS: usize = 32;
+/// The first allocation: 512 counters, which a session that only carries keepalives never exceeds.
+const MIN_WORDS: usize = 8;
+
+/// The counters that a session has received: each passes once, and none that is more than 8,128 older than the greatest.
+///
+/// It takes memory as counters grow, 1 KiB at most: a session without traffic needs 64 bytes.
+#[derive(Debug)]
+pub struct ReplayWindow {
+    /// A ring whose length is a power of two and at most `limit`. While it is shorter, it has a bit for every counter there was.
+    words: Box<[u64]>,
+    limit: usize,
+    greatest: Option<u64>,
+}
+
+impl ReplayWindow {
+    /// A window that has seen no counter.
+    pub fn new() -> Self {
+        Self { words: Box::default(), limit: MAX_WORDS, greatest: None }
+    }
+
+    /// Whether [`Self::check_and_record`] would accept `counter`. To be asked before decryption, so that a replayed message costs
+    /// no computation.
+    #[inline]
+    pub fn is_new(&self, counter: u64) -> bool {
+        if counter >= REJECT_AFTER_MESSAGES {
+            return false;
+        }
+        match self.greatest.map(|greatest| greatest.checked_sub(counter)) {
+            // It is greater than all before.
+            None | Some(None) => true,
+            Some(Some(age)) => {
+                let (index, bit) = self.position(counter);
+                age <= self.size() && self.words.get(index).is_some_and(|word| word & bit == 0)
+            }
+        }
+    }
+
+    /// Records the counter of a message that was authenticated. False if it must be dropped: the counter was recorded before, is
+    /// too old to tell, or is not below `REJECT_AFTER_MESSAGES`.
+    #[inline]
+    pub fn check_and_record(&mut self, counter: u64) -> bool {
+        if !self.is_new(counter) {
+            return false;
+        }
+        if self.greatest.is_none_or(|greatest| greatest < counter) {
+            self.advance(counter);
+        }
+        let (index, bit) = self.position(counter);
+        if let Some(word) = self.words.get_mut(index) {
+            *word |= bit;
+        }
+        true
+    }
+
+    /// Keeps only the newest 1,984 counters: older ones are no longer accepted. It frees three quarters of the memory.
+    pub(crate) fn reduce(&mut self) {
+        self.limit = REDUCED_WORDS;
+        if self.words.len() <= REDUCED_WORDS {
+            return;
+        }
+        let mut words = vec![0; REDUCED_WORDS].into_boxed_slice();
+        let newest = word_of(self.greatest.unwrap_or_default());
+        for number in newest.saturating_sub(REDUCED_WORDS as u64 - 1)..=newest {
+            if let (Some(to), Some(from)) =
+                (words.get_mut(slot(number, REDUCED_WORDS)), self.words.get(slot(number, self.words.len())))
+            {
+                *to = *from;
+            }
+        }
+        self.words = words;
+    }
+
+    /// How much older than the greatest a counter may be. One word is less than the ring has: the newest is not complete.
+    #[inline]
+    fn size(&self) -> u64 {
+        (self.limit as u64 - 1) * WORD_BITS
+    }
+
+    /// Where the bit of a counter is.
+    #[inline]
+    fn position(&self, counter: u64) -> (usize, u64) {
+        (slot(word_of(counter), self.words.len()), 1 << (counter % WORD_BITS))
+    }
+
+    /// Makes `counter` the greatest: clears the words between, which stood for counters a whole ring older.
+    #[inline]
+    fn advance(&mut self, counter: u64) {
+        let newest = word_of(counter);
+        let previous = word_of(self.greatest.unwrap_or_default());
+        self.greatest = Some(counter);
+        if newest >= self.words.len() as u64 && self.words.len() < self.limit {
+            self.grow(newest);
+        }
+        let length = self.words.len();
+        for step in 1..=newest.saturating_sub(previous).min(length as u64) {
+            if let Some(word) = self.words.get_mut(slot(previous.saturating_add(step), length)) {
+                *word = 0;
+            }
+        }
+    }
+
+    /// No counter has exceeded the ring yet, so every word keeps its place.
+    #[cold]
+    fn grow(&mut self, newest: u64) {
+        let needed = usize::try_from(newest).unwrap_or(MAX_WORDS).saturating_add(1);
+        let length = needed.clamp(MIN_WORDS, self.limit).next_power_of_two();
+        let mut words = vec![0; length].into_boxed_slice();
+        for (to, from) in words.iter_mut().zip(&self.words) {
+            *to = *from;
+        }
+        self.words = words;
+    }
+}
+
+impl Default for ReplayWindow {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[inline]
+const fn word_of(counter: u64) -> u64 {
+    counter / WORD_BITS
+}
+
+/// Where a word is in a ring of `length`, a power of two or zero.
+#[inline]
+const fn slot(word: u64, length: usize) -> usize {
+    word as usize & length.wrapping_sub(1)
+}
+
+#[cfg(test)]
+mod tests;

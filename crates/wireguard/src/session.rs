@@ -1,0 +1,119 @@
+//! One session: the keys that a handshake has given, and what has been received with them (`struct noise_keypair` of the kernel's
+//! `noise.h`).
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use zeroize::Zeroizing;
+
+use crate::error::Error;
+use crate::handshake::SessionKeys;
+use crate::keys::{Header, ReceiveKey, SendKey};
+use crate::replay::ReplayWindow;
+
+/// How long a session may be used (`REJECT_AFTER_TIME`, WireGuard paper 6.1).
+pub(crate) const REJECT_AFTER_TIME: Duration = Duration::from_secs(180);
+
+/// Keys from one handshake. Its memory is kept small, because a node has two sessions with every peer.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) local_index: u32,
+    /// Whether this node has sent the initiation.
+    pub(crate) is_initiator: bool,
+    created: Instant,
+    sending: Sending,
+    receive: ReceiveKey,
+    window: ReplayWindow,
+}
+
+/// The cipher takes 600 bytes, so there is one only while it may be used.
+enum Sending {
+    Key(Arc<SendKey>),
+    /// A newer session has taken over.
+    Over,
+    /// The peer has not used the session yet (WireGuard paper 5.4.6). Until then, it may stem from an initiation that was replayed.
+    Unconfirmed {
+        key: Zeroizing<[u8; 32]>,
+        remote_index: u32,
+    },
+}
+
+impl fmt::Debug for Sending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Key(key) => key.fmt(f),
+            Self::Over => f.write_str("Over"),
+            Self::Unconfirmed { .. } => f.write_str("Unconfirmed"),
+        }
+    }
+}
+
+impl Session {
+    /// A session of the keys, which its initiator may use at once, and the responder after [`Self::confirm`].
+    pub(crate) fn new(keys: &SessionKeys, now: Instant) -> Box<Self> {
+        let sending = if keys.is_initiator {
+            Sending::Key(Arc::new(SendKey::new(&keys.send, keys.remote_index)))
+        } else {
+            Sending::Unconfirmed { key: Zeroizing::new(keys.send), remote_index: keys.remote_index }
+        };
+        Box::new(Self {
+            local_index: keys.local_index,
+            is_initiator: keys.is_initiator,
+            created: now,
+            sending,
+            receive: ReceiveKey::new(&keys.receive),
+            window: ReplayWindow::new(),
+        })
+    }
+
+    /// The peer has used the session: now this node may.
+    pub(crate) fn confirm(&mut self) {
+        if let Sending::Unconfirmed { key, remote_index } = &self.sending {
+            self.sending = Sending::Key(Arc::new(SendKey::new(key, *remote_index)));
+        }
+    }
+
+    /// What is left when a newer one takes over: only what is under way is still received in it.
+    pub(crate) fn retired(mut self: Box<Self>) -> Box<Self> {
+        self.sending = Sending::Over;
+        self.window.reduce();
+        self
+    }
+
+    /// The key to send with, if that is still allowed.
+    #[inline]
+    pub(crate) fn send_key(&self, now: Instant) -> Option<&Arc<SendKey>> {
+        match &self.sending {
+            Sending::Key(key) if !key.is_exhausted() && !self.is_older(REJECT_AFTER_TIME, now) => Some(key),
+            Sending::Key(_) | Sending::Over | Sending::Unconfirmed { .. } => None,
+        }
+    }
+
+    /// Whether so much time has passed since the handshake, as the kernel's `wg_birthdate_has_expired` has it.
+    #[inline]
+    pub(crate) fn is_older(&self, age: Duration, now: Instant) -> bool {
+        now.saturating_duration_since(self.created) >= age
+    }
+
+    /// Decrypts a data message in place, and records it.
+    #[inline]
+    pub(crate) fn open(
+        &mut self,
+        header: Header,
+        datagram: &mut [u8],
+        now: Instant,
+    ) -> Result<Range<usize>, Error> {
+        if self.is_older(REJECT_AFTER_TIME, now) {
+            return Err(Error::Expired);
+        }
+        if !self.window.is_new(header.counter) {
+            return Err(Error::Replayed);
+        }
+        let inner = self.receive.open(datagram)?;
+        // Only now: a forged counter must not move the window.
+        self.window.check_and_record(header.counter);
+        Ok(inner)
+    }
+}

@@ -1,0 +1,55 @@
+//! Sending in the current session.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::error::Error;
+use crate::keys::SendKey;
+use crate::message::{DATA_HEADER_LENGTH, TAG_LENGTH};
+use crate::session::Session;
+use crate::timers::{REKEY_AFTER_MESSAGES, REKEY_AFTER_TIME, Timers};
+
+/// Encrypts packets in a peer's current session; see [`Tunnel::sealer`](super::Tunnel::sealer). Time stands still in it: it is made
+/// for the packets that are at hand.
+#[derive(Debug)]
+pub struct Sealer<'a> {
+    key: &'a Arc<SendKey>,
+    timers: &'a mut Timers,
+    now: Instant,
+    /// The session is so old that this node, its initiator, has to begin a new one when it sends.
+    is_old: bool,
+}
+
+impl<'a> Sealer<'a> {
+    #[inline]
+    pub(super) fn new(
+        key: &'a Arc<SendKey>,
+        session: &Session,
+        timers: &'a mut Timers,
+        now: Instant,
+    ) -> Self {
+        let is_old = session.is_initiator && session.is_older(REKEY_AFTER_TIME, now);
+        Self { key, timers, now, is_old }
+    }
+
+    /// Makes a data message of `datagram`, which is to be sent: 16 bytes for the header, the inner packet, which is padded already
+    /// (none for a keepalive), and 16 bytes for the tag. It is encrypted in place.
+    ///
+    /// # Errors
+    /// [`Error::CounterExhausted`], after which a new session is needed, and [`Error::Malformed`] if `datagram` has no room for
+    /// header and tag.
+    #[inline]
+    pub fn seal(&mut self, datagram: &mut [u8]) -> Result<(), Error> {
+        let counter = self.key.seal(datagram)?;
+        self.timers.message_sent(datagram.len() > DATA_HEADER_LENGTH + TAG_LENGTH, self.now);
+        if self.is_old || counter >= REKEY_AFTER_MESSAGES {
+            self.timers.want_handshake(self.now);
+        }
+        Ok(())
+    }
+
+    /// The key, to encrypt on another thread. The timers do not know of messages that are sent so.
+    pub fn key(&self) -> Arc<SendKey> {
+        Arc::clone(self.key)
+    }
+}
