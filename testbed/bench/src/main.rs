@@ -53,7 +53,7 @@ Benchmarks (all of them without a name):
   plan     decide the peers of a mesh (ours alone)
   probe-socket  TCP through the kernel's WireGuard with an open path socket, and without, in a VM (5 minutes)
   relay    packets through a relay, and idle clients: ours, derper and iroh-relay (15 minutes)
-  tunnel   TCP through WireGuard in user space: embedded and wireguard-go
+  tunnel   WireGuard in user space: embedded, wireguard-go, gotatun and boringtun, the cable alone and the cipher alone (10 minutes)
 
 Options:
   --quick     fewer pods, nodes and rounds, where a benchmark would take minutes
@@ -65,8 +65,8 @@ Options:
   --rounds N  egress with so many rounds
   --seconds N egress with so many seconds for each transfer
 
-Needs root, the Debian packages binutils, iperf3, iproute2, iputils-ping, nftables and wireguard-tools, and Go. nft, plan and
-tunnel take 20 s each at most.
+Needs root, the Debian packages binutils, iperf3, iproute2, iputils-ping, nftables and wireguard-tools, and Go. nft and
+plan take 20 s each at most.
 ";
 
 /// A benchmark by the name it is asked for.

@@ -34,7 +34,7 @@ pub(crate) fn become_release_build(arguments: &[String]) -> Result<()> {
 }
 
 /// Of `TARGET/debug/fairlead-bench`: cargo's target directory, however it was set.
-fn target_directory(program: &Path) -> Option<PathBuf> {
+pub(crate) fn target_directory(program: &Path) -> Option<PathBuf> {
     program.parent()?.parent().map(Path::to_owned)
 }
 

@@ -1,5 +1,6 @@
 //! What was measured, as a table for people and as JSON for programs.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -20,10 +21,13 @@ pub(crate) struct Measurement {
     pub(crate) metric: String,
     /// Its unit.
     pub(crate) unit: &'static str,
-    /// The median of the samples.
+    /// The median of the samples; no number, and `null` in JSON, if it could not be measured.
     pub(crate) value: f64,
     /// All of them, in the order they were taken.
     pub(crate) samples: Vec<f64>,
+    /// The round of each.
+    #[serde(skip)]
+    pub(crate) rounds: Vec<usize>,
     /// The subject that the table divides this one by.
     #[serde(skip)]
     pub(crate) peer: Option<&'static str>,
@@ -44,7 +48,24 @@ impl Measurement {
         let metric = metric.into();
         let summary =
             Summary::of(&samples).with_context(|| format!("no sample of {subject}, {metric}, was taken"))?;
-        Ok(Self { case, subject, metric, unit, value: summary.median, samples, peer: None })
+        let rounds = (0..samples.len()).collect();
+        Ok(Self { case, subject, metric, unit, value: summary.median, samples, rounds, peer: None })
+    }
+
+    /// What could not be measured.
+    pub(crate) fn failed(
+        case: &'static str,
+        subject: &'static str,
+        metric: impl Into<String>,
+        unit: &'static str,
+    ) -> Self {
+        let metric = metric.into();
+        Self { case, subject, metric, unit, value: f64::NAN, samples: vec![], rounds: vec![], peer: None }
+    }
+
+    /// Says in which rounds the samples were taken, if some rounds have none.
+    pub(crate) fn in_rounds(self, rounds: Vec<usize>) -> Self {
+        Self { rounds, ..self }
     }
 
     /// Has the table show the ratio to this subject's samples of the same metric.
@@ -69,13 +90,18 @@ pub(crate) fn table(measurements: &[Measurement]) -> String {
     table.load_style(NOTHING);
     table.set_header(["CASE", "METRIC", "SUBJECT", "MEDIAN", "LOWEST TO HIGHEST", "UNIT", "RATIO"]);
     for measurement in measurements {
-        let Some(summary) = Summary::of(&measurement.samples) else { continue };
+        let (median, spread) = match Summary::of(&measurement.samples) {
+            Some(Summary { median, lowest, highest }) => {
+                (figure(median), format!("{} to {}", figure(lowest), figure(highest)))
+            }
+            None => ("failed".to_owned(), String::new()),
+        };
         table.add_row([
             measurement.case.to_owned(),
             measurement.metric.clone(),
             measurement.subject.to_owned(),
-            figure(summary.median),
-            format!("{} to {}", figure(summary.lowest), figure(summary.highest)),
+            median,
+            spread,
             measurement.unit.to_owned(),
             ratio(measurement, measurements),
         ]);
@@ -88,7 +114,10 @@ fn ratio(ours: &Measurement, all: &[Measurement]) -> String {
     let peer = ours.peer.and_then(|subject| {
         all.iter().find(|one| (one.case, one.subject, &one.metric) == (ours.case, subject, &ours.metric))
     });
-    let summary = peer.and_then(|peer| Summary::of(&ratios(&ours.samples, &peer.samples)));
+    let summary = peer.and_then(|peer| {
+        let (own, peers) = neighbours(ours, peer);
+        Summary::of(&ratios(&own, &peers))
+    });
     match (summary, peer) {
         (Some(Summary { median, lowest, highest }), Some(peer)) => {
             format!("{} of {} ({} to {})", figure(median), peer.subject, figure(lowest), figure(highest))
@@ -97,8 +126,15 @@ fn ratio(ours: &Measurement, all: &[Measurement]) -> String {
     }
 }
 
+/// Samples of both that were taken in the same round.
+fn neighbours(ours: &Measurement, peer: &Measurement) -> (Vec<f64>, Vec<f64>) {
+    let peers: BTreeMap<_, _> = peer.rounds.iter().zip(&peer.samples).collect();
+    let own = ours.rounds.iter().zip(&ours.samples);
+    own.filter_map(|(round, sample)| Some((*sample, **peers.get(round)?))).unzip()
+}
+
 /// Three significant digits, or all before the point.
-fn figure(value: f64) -> String {
+pub(crate) fn figure(value: f64) -> String {
     match value.abs() {
         100.0.. => format!("{value:.0}"),
         10.0.. => format!("{value:.1}"),
@@ -145,6 +181,28 @@ mod tests {
             "tunnel TCP fairlead 600 500 to 1000 Mbit/s 0.500 of other (0.300 to 0.500)"
         );
         assert_eq!(lines[2].join(" "), "tunnel TCP other 2000 1000 to 2000 Mbit/s");
+    }
+
+    #[test]
+    fn a_ratio_is_of_samples_of_the_same_round() {
+        let mut measured = measured();
+        let missing = measured.remove(1);
+        let peer = Measurement { samples: vec![1000.0, 2000.0], ..missing };
+        measured.push(peer.in_rounds(vec![0, 2]));
+        assert!(table(&measured).contains("0.400 of other (0.300 to 0.500)"), "{}", table(&measured));
+    }
+
+    #[test]
+    fn a_failure_is_a_row_without_a_figure() {
+        let failed = Measurement::failed("tunnel", "other", "TCP", "Mbit/s");
+        let table = table(&[measured().remove(0), failed.clone()]);
+        let line: Vec<&str> = table.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(line, ["tunnel", "TCP", "other", "failed", "Mbit/s"]);
+        let value: serde_json::Value = serde_json::from_str(&json(&[failed]).unwrap()).unwrap();
+        assert_eq!(
+            (&value[0]["value"], &value[0]["samples"]),
+            (&serde_json::Value::Null, &serde_json::json!([]))
+        );
     }
 
     #[test]

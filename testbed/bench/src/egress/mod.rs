@@ -94,7 +94,7 @@ fn one_round(round: usize, transfer: &mut impl FnMut(usize) -> Result<Sample>) -
 }
 
 /// What failed is done again; `None` if it fails every time.
-fn repeated<T>(mut work: impl FnMut() -> Result<T>, what: &str) -> Option<T> {
+pub(crate) fn repeated<T>(mut work: impl FnMut() -> Result<T>, what: &str) -> Option<T> {
     (1..=ATTEMPTS).find_map(|attempt| {
         work()
             .map_err(|error| progress(&format!("    {what}, attempt {attempt} of {ATTEMPTS}: {error:#}")))

@@ -5,14 +5,15 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-/// Seconds of one transfer.
-const SECONDS: &str = "1";
+use super::load::Load;
 
-/// What arrived at the other end of one transfer: payload of TCP.
+/// What arrived at the other end of one transfer: payload of TCP or UDP.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Arrived {
     pub(crate) bytes: f64,
     pub(crate) bits_per_second: f64,
+    /// Share of the datagrams that did not arrive; 0 for TCP.
+    pub(crate) lost_percent: f64,
 }
 
 /// # Errors
@@ -26,17 +27,29 @@ pub(super) fn check_installed() -> Result<()> {
     Ok(())
 }
 
-/// A server for any number of transfers that reports when it listens.
+/// A server for one transfer that reports when it listens. The next transfer has another one, which cannot be busy.
 pub(super) fn server(address: &str) -> Command {
     let mut command = Command::new("iperf3");
-    command.args(["--server", "--forceflush", "--bind", address]);
+    command.args(["--server", "--one-off", "--forceflush", "--bind", address]);
     command
 }
 
 /// One transfer to a server; its output is for [`parse`].
-pub(super) fn client(address: &str, streams: u8) -> Command {
+pub(super) fn client(address: &str, load: Load, seconds: u8) -> Command {
     let mut command = Command::new("iperf3");
-    command.args(["--json", "--client", address, "--time", SECONDS, "--parallel", &streams.to_string()]);
+    command.args([
+        "--json",
+        "--connect-timeout",
+        "5000",
+        "--client",
+        address,
+        "--time",
+        &seconds.to_string(),
+    ]);
+    match load {
+        Load::Tcp(streams) => command.args(["--parallel", &streams.to_string()]),
+        Load::Udp(length) => command.args(["--udp", "--bitrate", "0", "--length", &length.to_string()]),
+    };
     command
 }
 
@@ -58,15 +71,17 @@ pub(crate) fn parse(output: &str) -> Result<Arrived> {
     struct Sum {
         bytes: f64,
         bits_per_second: f64,
+        #[serde(default)]
+        lost_percent: f64,
     }
     let output: Output = serde_json::from_str(output)
         .with_context(|| format!("iperf3 wrote something else than its JSON: {output:?}"))?;
     if let Some(error) = output.error {
         anyhow::bail!("iperf3: {error}");
     }
-    let Sum { bytes, bits_per_second } =
+    let Sum { bytes, bits_per_second, lost_percent } =
         output.end.sum_received.context("iperf3 does not say what was received")?;
-    Ok(Arrived { bytes, bits_per_second })
+    Ok(Arrived { bytes, bits_per_second, lost_percent })
 }
 
 #[cfg(test)]
@@ -78,7 +93,18 @@ mod tests {
         let output = r#"{"start": {"version": "iperf 3.12"}, "intervals": [], "end": {
             "sum_sent": {"bytes": 130000000, "bits_per_second": 1.04e9, "retransmits": 3},
             "sum_received": {"seconds": 1.0, "bytes": 125000000, "bits_per_second": 1000000000.0, "sender": true}}}"#;
-        assert_eq!(parse(output).unwrap(), Arrived { bytes: 1.25e8, bits_per_second: 1e9 });
+        let arrived = Arrived { bytes: 1.25e8, bits_per_second: 1e9, lost_percent: 0.0 };
+        assert_eq!(parse(output).unwrap(), arrived);
+    }
+
+    #[test]
+    fn datagrams_that_did_not_arrive_do_not_count() {
+        let output = r#"{"end": {
+            "sum": {"bytes": 240000000, "bits_per_second": 1.92e9, "lost_percent": 60.5, "sender": true},
+            "sum_received": {"seconds": 1.0, "bytes": 95000000, "bits_per_second": 7.6e8,
+                "lost_packets": 121, "packets": 200, "lost_percent": 60.5, "sender": false}}}"#;
+        let arrived = Arrived { bytes: 9.5e7, bits_per_second: 7.6e8, lost_percent: 60.5 };
+        assert_eq!(parse(output).unwrap(), arrived);
     }
 
     #[test]

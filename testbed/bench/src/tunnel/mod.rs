@@ -1,98 +1,150 @@
-//! TCP through WireGuard in user space: the embedded one beside wireguard-go.
+//! WireGuard in user space: the embedded one beside wireguard-go and the devices of gotatun and boringtun, the cable without a tunnel, and the
+//! cipher alone.
 //!
-//! Each implementation has two network namespaces with a cable (veth, MTU 1500) between them, a device process in
-//! either, and an iperf3 server behind the tunnel. Both are configured by the same lines of `wg(8)` and `ip(8)`. They
-//! are set up together and measured in turns; the others are idle meanwhile.
+//! Each implementation has two network namespaces with a cable (veth, MTU 1500) between them and a device process in either. All are
+//! configured by the same lines of `wg(8)` and `ip(8)`. They are set up together and measured in turns; the others are idle meanwhile.
 
+mod cipher;
 pub(crate) mod iperf;
+mod latency;
+mod load;
+mod memory;
 mod pair;
+mod plots;
+mod subject;
+mod turns;
 
-use std::process::Command;
+use std::collections::BTreeMap;
 use std::thread;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use fairlead_tunnel::{Device, Settings};
-use testbed_kube::Published;
 use testbed_lab::Lab;
 
 use crate::report::Measurement;
-use crate::{Options, progress};
-use pair::{INTERFACE, MTU, Pair};
+use crate::{Effort, Options, progress};
+use latency::RoundTrips;
+use load::{Load, SMALL, Transfer};
+use pair::{MTU, Pair};
+use subject::{Programs, Subject};
+use turns::{Quantity, Series, in_turns, rows};
 
 pub(crate) const CASE: &str = "tunnel";
 /// The word that makes this program one end of a tunnel.
 pub(crate) const DEVICE_COMMAND: &str = "device";
-const STREAMS: [u8; 2] = [1, 4];
-const ROUNDS: usize = 3;
-const OURS: &str = "fairlead";
-const PEER: &str = "wireguard-go";
-/// The same that judges the embedded WireGuard in the tests of `fairlead-tunnel`; they share the built program, which
-/// is named by the last part of the module's path.
-const WIREGUARD_GO: Published = Published {
-    name: PEER,
-    version: "v0.0.0-20260522210424-ecfc5a8d5446",
-    packages: &["golang.zx2c4.com/wireguard"],
-};
 
-/// What one subject did with one number of streams.
-#[derive(Debug, Default)]
-struct Samples {
-    /// Mbit/s of TCP payload.
-    throughput: Vec<f64>,
-    /// Seconds of both device processes per 10⁹ bytes of TCP payload.
-    cpu: Vec<f64>,
+/// Those that could be set up.
+struct Bed {
+    pairs: BTreeMap<Subject, Pair>,
 }
 
-pub(crate) fn run(_: Options) -> Result<Vec<Measurement>> {
+pub(crate) fn run(options: Options) -> Result<Vec<Measurement>> {
+    let (rounds, memory_rounds) = if options.effort == Effort::Quick { (2, 1) } else { (5, 3) };
     iperf::check_installed()?;
-    let peer_program = WIREGUARD_GO.programs()?.join("wireguard");
-    let own_program = std::env::current_exe().context("cannot find out where this program is")?;
-    let mut peer_command = Command::new(peer_program);
-    peer_command.args(["-f", INTERFACE]);
-    let mut own_command = Command::new(own_program);
-    own_command.args([DEVICE_COMMAND, INTERFACE]);
-
+    let programs = Programs::build()?;
     let lab = Lab::new()?;
-    let ours = Pair::start(&lab, OURS, &mut own_command)?;
-    let peer = Pair::start(&lab, PEER, &mut peer_command)?;
-    // Not counted: the first handshake, and buffers that are allocated on first use.
-    for pair in [&ours, &peer] {
-        pair.transfer(1)?;
-    }
+    let mut bed = Bed::start(&lab, &programs);
     let mut measurements = Vec::new();
-    for streams in STREAMS {
-        measurements.extend(measure(&ours, &peer, streams)?);
+    for load in Load::ALL {
+        measurements.extend(bed.throughput(load, rounds)?);
     }
+    measurements.extend(bed.latency("idle", Pair::idle_latency, rounds)?);
+    measurements.extend(bed.latency("beside TCP", Pair::loaded_latency, rounds)?);
+    drop(bed);
+    measurements.extend(memory::run(&lab, &programs, memory_rounds)?);
+    plots::write(&measurements);
     Ok(measurements)
 }
 
-fn measure(ours: &Pair, peer: &Pair, streams: u8) -> Result<Vec<Measurement>> {
-    let (mut own_samples, mut peer_samples) = (Samples::default(), Samples::default());
-    for round in 1..=ROUNDS {
-        let mut turns = [(OURS, ours, &mut own_samples), (PEER, peer, &mut peer_samples)];
-        // The order alternates.
-        if round.is_multiple_of(2) {
-            turns.reverse();
+impl Bed {
+    /// What cannot be set up is left out: its error is reported.
+    fn start(lab: &Lab, programs: &Programs) -> Self {
+        let mut pairs = BTreeMap::new();
+        for subject in Subject::ALL.into_iter().filter(|subject| subject.is_path()) {
+            match Pair::start(lab, subject, || programs.device(subject)) {
+                Ok(pair) => drop(pairs.insert(subject, pair)),
+                Err(error) => progress(&format!("    error: {subject} is left out: {error:#}")),
+            }
         }
-        for (subject, pair, samples) in turns {
-            let sample = pair.transfer(streams).with_context(|| format!("{subject}, streams: {streams}"))?;
-            ensure!(sample.bytes > 0.0, "nothing came through the tunnel of {subject}");
-            let (throughput, cpu) = (sample.megabits_per_second, sample.cpu_seconds_per_gigabyte());
-            progress(&format!(
-                "    streams: {streams}, round {round} of {ROUNDS}, {subject}: {throughput:.0} Mbit/s, {cpu:.2} CPU s/GB"
-            ));
-            samples.throughput.push(throughput);
-            samples.cpu.push(cpu);
-        }
+        let mut bed = Self { pairs };
+        // Not counted: the first handshake, and buffers that are allocated on first use.
+        in_turns("first transfer", 1, &bed.subjects(), |subject| bed.pair(subject)?.transfer(Load::Tcp(1)));
+        bed
     }
-    let throughput = format!("TCP, streams: {streams}");
-    let cpu = format!("CPU, streams: {streams}");
-    Ok(vec![
-        Measurement::new(CASE, OURS, &throughput, "Mbit/s", own_samples.throughput)?.against(PEER),
-        Measurement::new(CASE, PEER, &throughput, "Mbit/s", peer_samples.throughput)?,
-        Measurement::new(CASE, OURS, &cpu, "s/GB", own_samples.cpu)?.against(PEER),
-        Measurement::new(CASE, PEER, &cpu, "s/GB", peer_samples.cpu)?,
-    ])
+
+    fn subjects(&self) -> Vec<Subject> {
+        self.pairs.keys().copied().collect()
+    }
+
+    fn pair(&mut self, subject: Subject) -> Result<&mut Pair> {
+        self.pairs.get_mut(&subject).with_context(|| format!("{subject} is not set up"))
+    }
+
+    fn throughput(&mut self, load: Load, rounds: usize) -> Result<Vec<Measurement>> {
+        let mut subjects = self.subjects();
+        // In the rounds of the others, so that what else the machine does disturbs it as much.
+        if matches!(load, Load::Tcp(_)) {
+            subjects.push(Subject::Cipher);
+        }
+        let series = in_turns(&load.to_string(), rounds, &subjects, |subject| match subject {
+            Subject::Cipher => cipher::measure(),
+            path => self.pair(path)?.transfer(load),
+        });
+        let mut measurements = Vec::new();
+        for quantity in quantities(load) {
+            measurements.extend(rows(&series, &quantity)?);
+        }
+        Ok(measurements)
+    }
+
+    /// Of round trips while something is the case, also as what each subject adds to those of the cable.
+    fn latency(
+        &mut self,
+        condition: &str,
+        measure: impl Fn(&mut Pair) -> Result<RoundTrips>,
+        rounds: usize,
+    ) -> Result<Vec<Measurement>> {
+        let what = format!("round trip, {condition}");
+        let series = in_turns(&what, rounds, &self.subjects(), |subject| measure(self.pair(subject)?));
+        let mut measurements = percentiles(&what, Subject::is_path, &series)?;
+        if let Some(cable) = series.iter().find(|series| series.subject == Subject::PlainVeth) {
+            let added: Vec<_> =
+                series.iter().map(|series| series.combined(cable, RoundTrips::above)).collect();
+            let what = format!("added latency, {condition}");
+            measurements.extend(percentiles(&what, Subject::is_tunnel, &added)?);
+        }
+        Ok(measurements)
+    }
+}
+
+/// What a kind of transfer shows.
+fn quantities(load: Load) -> Vec<Quantity<Transfer>> {
+    let of = Subject::is_path;
+    let rate = Quantity::new(load.to_string(), "Gbit/s", of, Transfer::gigabits_per_second);
+    let packets = Quantity::new(load.to_string(), "packets/s", of, |transfer: &Transfer| {
+        transfer.packets_per_second(SMALL)
+    });
+    let lost =
+        Quantity::new(format!("{load}, lost"), "%", of, |transfer: &Transfer| transfer.arrived.lost_percent);
+    let has_cpu = |subject| subject != Subject::PlainVeth;
+    let cpu = Quantity::new(format!("CPU, {load}"), "s/GB", has_cpu, Transfer::cpu_seconds_per_gigabyte);
+    match load {
+        Load::Tcp(_) => vec![rate, cpu],
+        Load::Udp(SMALL) => vec![packets, lost],
+        Load::Udp(_) => vec![rate, lost, cpu],
+    }
+}
+
+fn percentiles(
+    what: &str,
+    of: fn(Subject) -> bool,
+    series: &[Series<RoundTrips>],
+) -> Result<Vec<Measurement>> {
+    let p50 = Quantity::new(format!("{what}, p50"), "µs", of, |times: &RoundTrips| times.p50);
+    let p99 = Quantity::new(format!("{what}, p99"), "µs", of, |times: &RoundTrips| times.p99);
+    let mut measurements = rows(series, &p50)?;
+    measurements.extend(rows(series, &p99)?);
+    Ok(measurements)
 }
 
 /// Runs the embedded WireGuard in this process until it is killed; `wg(8)` configures it.

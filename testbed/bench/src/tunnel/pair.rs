@@ -1,140 +1,197 @@
 //! Two namespaces joined by a link, a device at each end, and the measured traffic.
 
+use std::net::Ipv4Addr;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use fairlead_api::wireguard::PrivateKey;
 use tempfile::TempDir;
 use testbed_lab::{Lab, Namespace, Process};
 
-use super::iperf;
+use super::iperf::{self, Arrived};
+use super::latency::{self, RoundTrips};
+use super::load::{Load, Transfer};
+use super::subject::Subject;
 use crate::cpu;
 
 /// The name of every WireGuard interface; namespaces keep them apart.
 pub(super) const INTERFACE: &str = "wg0";
-/// Of the WireGuard interfaces, in bytes: a cable of 1500 less 60 to 80 of overhead.
+/// Of the WireGuard interfaces, in bytes: a cable of 1500 less 60 to 80 of overhead. Of the cable, where there is no tunnel.
 pub(super) const MTU: u32 = 1420;
-const PORT: u16 = 51_820;
+pub(super) const PORT: u16 = 51_820;
+/// Of the ends.
+const LEFT: u8 = 1;
+const RIGHT: u8 = 2;
+/// Seconds of a transfer whose throughput is measured, and of one that goes on while latency is.
+const SECONDS: u8 = 1;
+const LOAD_SECONDS: u8 = 3;
+/// TCP's start, before latency is measured.
+const LOAD_START: Duration = Duration::from_millis(500);
 /// Bounds every wait.
 const TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// One transfer.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Sample {
-    pub(super) bytes: f64,
-    pub(super) megabits_per_second: f64,
-    /// Of both device processes together.
-    cpu_seconds: f64,
-}
-
-impl Sample {
-    pub(super) fn cpu_seconds_per_gigabyte(&self) -> f64 {
-        self.cpu_seconds / (self.bytes / 1e9)
-    }
-}
-
-/// A tunnel between two namespaces with an iperf3 server at its right end.
+/// Two namespaces with a cable between them, and with a tunnel unless the cable itself is measured.
 pub(super) struct Pair {
-    left: End,
-    right: End,
-    _server: Process,
+    ends: [End; 2],
+    /// Where traffic is sent to.
+    target: Ipv4Addr,
     outputs: TempDir,
 }
 
-/// One end of it.
 struct End {
     namespace: Namespace,
-    device: Process,
-    number: u8,
+    device: Option<Process>,
 }
 
+/// A client of iperf3 that runs.
+struct Client(Process);
+
 impl Pair {
-    /// Starts `device` at both ends and waits until they reach each other.
-    pub(super) fn start(lab: &Lab, subject: &str, device: &mut Command) -> Result<Self> {
+    /// Starts a device at both ends, if the subject has one, and waits until they reach each other.
+    pub(super) fn start(lab: &Lab, subject: Subject, device: impl Fn() -> Option<Command>) -> Result<Self> {
         let outputs = tempfile::tempdir().context("cannot create a directory for outputs")?;
-        let [left, right] = [(1, "left"), (2, "right")].map(|(number, side)| -> Result<(u8, Namespace)> {
-            Ok((number, lab.bare_namespace(&format!("{subject}-{side}"))?))
-        });
-        let (left, right) = (left?, right?);
-        left.1
-            .shell(&format!("ip link add cable type veth peer name cable netns {}", right.1.holder_pid()))?;
-        let mut start = |(number, namespace): (u8, Namespace)| -> Result<End> {
-            let output = outputs.path().join(format!("device-{number}"));
-            let device = namespace.spawn(device, output)?;
-            let mut end = End { namespace, device, number };
-            end.configure()
+        let name = subject.name().replace(' ', "-");
+        let left = lab.bare_namespace(&format!("{name}-left"))?;
+        let right = lab.bare_namespace(&format!("{name}-right"))?;
+        left.shell(&format!("ip link add cable type veth peer name cable netns {}", right.holder_pid()))?;
+        let start = |number, namespace: Namespace| -> Result<End> {
+            let cable = format!("ip addr add {}/30 dev cable\nip link set cable up", outer_address(number));
+            namespace.shell(&cable)?;
+            let Some(mut command) = device() else {
+                namespace.shell(&format!("ip link set cable mtu {MTU}"))?;
+                return Ok(End { namespace, device: None });
+            };
+            let device = namespace.spawn(&mut command, outputs.path().join(format!("device-{number}")))?;
+            let mut end = End { namespace, device: Some(device) };
+            end.configure(number)
                 .with_context(|| format!("cannot configure {subject} in {}", end.namespace.name()))?;
             Ok(end)
         };
-        let (left, right) = (start(left)?, start(right)?);
-        let target = right.inner_address();
-        wait_until(&format!("an answer through the tunnel of {subject}"), || {
-            left.namespace.shell(&format!("ping -q -n -c 1 -W 1 {target}")).is_ok()
-        })?;
-        let output = outputs.path().join("server");
-        let mut server = right.namespace.spawn(&mut iperf::server(&target), output)?;
-        server.wait_for_output("Server listening", TIMEOUT)?;
-        Ok(Self { left, right, _server: server, outputs })
+        let ends = [start(LEFT, left)?, start(RIGHT, right)?];
+        let target = if subject.is_tunnel() { inner_address(RIGHT) } else { outer_address(RIGHT) };
+        let mut pair = Self { ends, target, outputs };
+        let ping = format!("ping -q -n -c 1 -W 1 {target}");
+        let [left, _] = &pair.ends;
+        wait_until(&format!("an answer through {subject}"), || left.namespace.shell(&ping).is_ok())?;
+        pair.check_devices()?;
+        Ok(pair)
     }
 
     /// Sends for a second from left to right.
-    pub(super) fn transfer(&self, streams: u8) -> Result<Sample> {
+    pub(super) fn transfer(&mut self, load: Load) -> Result<Transfer> {
+        self.check_devices()?;
+        let _server = self.serve()?;
         let before = self.cpu_seconds()?;
-        let mut command = iperf::client(&self.right.inner_address(), streams);
-        let mut client = self.left.namespace.spawn(&mut command, self.outputs.path().join("client"))?;
-        client.wait(TIMEOUT)?;
-        let arrived = iperf::parse(&client.output()?)?;
-        Ok(Sample {
-            bytes: arrived.bytes,
-            megabits_per_second: arrived.bits_per_second / 1e6,
-            cpu_seconds: self.cpu_seconds()? - before,
-        })
+        let arrived = self.client(load, SECONDS)?.finish()?;
+        Ok(Transfer { arrived, cpu_seconds: self.cpu_seconds()? - before })
+    }
+
+    /// Times of small datagrams from left to right and back, while nothing else is sent.
+    pub(super) fn idle_latency(&mut self) -> Result<RoundTrips> {
+        self.check_devices()?;
+        let [left, right] = &self.ends;
+        latency::measure(&left.namespace, &right.namespace, self.target)
+    }
+
+    /// The same beside one TCP connection from left to right.
+    pub(super) fn loaded_latency(&mut self) -> Result<RoundTrips> {
+        self.check_devices()?;
+        let _server = self.serve()?;
+        let client = self.client(Load::Tcp(1), LOAD_SECONDS)?;
+        thread::sleep(LOAD_START);
+        let times = self.idle_latency()?;
+        client.finish()?;
+        Ok(times)
+    }
+
+    fn serve(&self) -> Result<Process> {
+        let [_, right] = &self.ends;
+        let mut command = iperf::server(&self.target.to_string());
+        let mut server = right.namespace.spawn(&mut command, self.outputs.path().join("server"))?;
+        server.wait_for_output("Server listening", TIMEOUT)?;
+        Ok(server)
+    }
+
+    fn client(&self, load: Load, seconds: u8) -> Result<Client> {
+        let [left, _] = &self.ends;
+        let mut command = iperf::client(&self.target.to_string(), load, seconds);
+        Ok(Client(left.namespace.spawn(&mut command, self.outputs.path().join("client"))?))
+    }
+
+    /// # Errors
+    /// A device has ended; its output.
+    fn check_devices(&mut self) -> Result<()> {
+        self.ends.iter_mut().filter_map(|end| end.device.as_mut()).try_for_each(check_runs)
     }
 
     fn cpu_seconds(&self) -> Result<f64> {
-        Ok(cpu::seconds_of(self.left.device.id())? + cpu::seconds_of(self.right.device.id())?)
+        self.ends
+            .iter()
+            .filter_map(|end| end.device.as_ref())
+            .map(|device| cpu::seconds_of(device.id()))
+            .sum()
     }
 }
 
 impl End {
-    fn configure(&mut self) -> Result<()> {
-        let Self { namespace, device, number } = self;
-        wait_until("the device to answer wg(8)", || {
-            namespace.shell(&format!("wg show {INTERFACE}")).is_ok() || !matches!(device.status(), Ok(None))
-        })?;
-        ensure!(matches!(device.status(), Ok(None)), "it ended: {}", device.output()?);
-        let inner = inner_address(*number);
-        namespace.shell(&format!(
-            "ip addr add {}/30 dev cable\nip link set cable up\n\
-             cat > /run/wireguard/configuration <<END\n{}END\n\
+    fn configure(&mut self, number: u8) -> Result<()> {
+        if let Some(device) = &mut self.device {
+            wait_for_device(&self.namespace, device)?;
+        }
+        let inner = inner_address(number);
+        self.namespace.shell(&format!(
+            "cat > /run/wireguard/configuration <<END\n{}END\n\
              wg setconf {INTERFACE} /run/wireguard/configuration\n\
              ip addr add {inner}/30 dev {INTERFACE}\nip link set {INTERFACE} mtu {MTU} up",
-            outer_address(*number),
-            configuration(*number)
+            configuration(number)
         ))?;
         Ok(())
     }
+}
 
-    fn inner_address(&self) -> String {
-        inner_address(self.number)
+impl Client {
+    /// Waits for its end.
+    fn finish(mut self) -> Result<Arrived> {
+        self.0.wait(TIMEOUT)?;
+        let arrived = iperf::parse(&self.0.output()?)?;
+        ensure!(arrived.bytes > 0.0, "nothing arrived");
+        Ok(arrived)
     }
 }
 
-fn inner_address(number: u8) -> String {
-    format!("10.8.0.{number}")
+/// Waits until `wg(8)` reaches a device.
+///
+/// # Errors
+/// It ended, or does not answer in time.
+pub(super) fn wait_for_device(namespace: &Namespace, device: &mut Process) -> Result<()> {
+    wait_until("the device to answer wg(8)", || {
+        namespace.shell(&format!("wg show {INTERFACE}")).is_ok() || !matches!(device.status(), Ok(None))
+    })?;
+    check_runs(device)
 }
 
-fn outer_address(number: u8) -> String {
-    format!("192.0.2.{number}")
+fn check_runs(device: &mut Process) -> Result<()> {
+    if let Some(status) = device.status()? {
+        bail!("the device ended ({status}): {}", device.output()?);
+    }
+    Ok(())
+}
+
+fn inner_address(number: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 8, 0, number)
+}
+
+fn outer_address(number: u8) -> Ipv4Addr {
+    Ipv4Addr::new(192, 0, 2, number)
 }
 
 /// For `wg setconf`. The keys protect nothing: traffic of a benchmark, in namespaces.
 fn configuration(number: u8) -> String {
     let private = |number| PrivateKey([number; 32]);
-    let other = 3_u8.saturating_sub(number);
+    let other = if number == LEFT { RIGHT } else { LEFT };
     format!(
         "[Interface]\nPrivateKey = {}\nListenPort = {PORT}\n\
          [Peer]\nPublicKey = {}\nEndpoint = {}:{PORT}\nAllowedIPs = {}/32\n",
@@ -158,6 +215,30 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
 mod tests {
     use super::*;
 
+    /// What is measured does happen; the figures of a debug build say nothing.
+    #[test]
+    fn everything_that_is_sent_crosses_the_cable() {
+        let lab = Lab::new().unwrap();
+        let mut pair = Pair::start(&lab, Subject::PlainVeth, || None).unwrap();
+        for load in Load::ALL {
+            let transfer = pair.transfer(load).unwrap();
+            assert!(transfer.arrived.bytes > 0.0 && transfer.cpu_seconds == 0.0, "{load}: {transfer}");
+        }
+        assert!(pair.idle_latency().unwrap().p50 > 0.0 && pair.loaded_latency().unwrap().p50 > 0.0);
+    }
+
+    #[test]
+    fn a_device_that_ends_is_an_error_with_its_output() {
+        let lab = Lab::new().unwrap();
+        let device = || {
+            let mut command = Command::new("sh");
+            command.args(["-c", "echo no such interface; exit 3"]);
+            Some(command)
+        };
+        let error = Pair::start(&lab, Subject::Boringtun, device).err().unwrap();
+        assert!(format!("{error:#}").contains("no such interface"), "{error:#}");
+    }
+
     #[test]
     fn each_end_names_the_other() {
         let lines = configuration(1);
@@ -165,11 +246,5 @@ mod tests {
         assert!(configuration(2).contains("Endpoint = 192.0.2.1:51820\nAllowedIPs = 10.8.0.1/32\n"));
         let key = fairlead_tunnel::public_key(&PrivateKey([2; 32]));
         assert!(lines.contains(&format!("PublicKey = {key}\n")), "{lines}");
-    }
-
-    #[test]
-    fn cpu_time_is_counted_per_decimal_gigabyte() {
-        let sample = Sample { bytes: 2.5e8, megabits_per_second: 2000.0, cpu_seconds: 1.5 };
-        assert!((sample.cpu_seconds_per_gigabyte() - 6.0).abs() < 1e-9);
     }
 }
