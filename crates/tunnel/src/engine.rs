@@ -19,7 +19,7 @@ use crate::inner;
 use crate::offload::Split;
 use crate::outbox::{Batch, Outbox};
 use crate::peer::{Context, Indexes, Pace, Peer};
-use crate::udp::Path;
+use crate::udp::{Path, Received};
 
 mod both_ways;
 
@@ -205,53 +205,46 @@ impl Engine {
         self.with_peer(owner, now, out, |peer, context| peer.send(packets, context));
     }
 
-    /// Takes datagrams of one sender from the network, all of `length` bytes but the last: any bytes from any sender. They are
-    /// decrypted in place; where their inner packets are, if their sender may use their source addresses, is appended to `packets`.
+    /// Takes what was received: any bytes from any sender. It is decrypted in place; where the inner packets are, if their sender may
+    /// use their source addresses, is appended to `packets`.
     pub(crate) fn receive(
         &mut self,
-        datagrams: &mut [u8],
-        length: usize,
-        path: Path,
+        received: &mut Received<'_>,
         now: Now,
         out: &mut Outbox,
         packets: &mut Vec<Range<usize>>,
     ) {
         let mut start = 0;
-        while let Some(rest) = datagrams.get_mut(start..).filter(|rest| !rest.is_empty()) {
-            let run = data_run(rest, length);
-            let taken = if run > 0 { run } else { rest.len().min(length.max(1)) };
-            let Some(part) = rest.get_mut(..taken) else { return };
+        while let Some(rest) = received.bytes.get(start..).filter(|rest| !rest.is_empty()) {
+            let run = data_run(rest, received.length);
+            let taken = if run > 0 { run } else { rest.len().min(received.length.max(1)) };
+            let end = start.saturating_add(taken);
             if run > 0 {
-                self.receive_data(part, length, start, path, now, out, packets);
-            } else {
-                self.receive_message(part, path, now, out);
+                self.receive_data(received, start..end, now, out, packets);
+            } else if let Some(message) = rest.get(..taken) {
+                self.receive_message(message, received.path, now, out);
             }
-            start = start.saturating_add(taken);
+            start = end;
         }
     }
 
-    /// Takes data messages of one session, which begin at `offset` of what was received.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "where they are, where they came from, when, and two places for what they cause"
-    )]
+    /// Takes data messages of one session, which are the `run` of what was received.
     fn receive_data(
         &mut self,
-        messages: &mut [u8],
-        length: usize,
-        offset: usize,
-        path: Path,
+        received: &mut Received<'_>,
+        run: Range<usize>,
         now: Now,
         out: &mut Outbox,
         packets: &mut Vec<Range<usize>>,
     ) {
+        let (path, length, first) = (received.path, received.length, packets.len());
+        let Some(messages) = received.bytes.get_mut(run.clone()) else { return };
         let Some(sender) = receiver_index(messages).and_then(|index| self.indexes.owner(index)) else {
             return;
         };
-        let first = packets.len();
         self.with_peer(sender, now, out, |peer, context| {
-            let mut start = offset;
-            for message in messages.chunks_mut(length) {
+            let mut start = run.start;
+            for message in messages.chunks_mut(length.max(1)) {
                 if let Some(inner) =
                     peer.receive_data(message, path, context).filter(|inner| !inner.is_empty())
                 {
@@ -260,15 +253,15 @@ impl Engine {
                 start = start.saturating_add(message.len());
             }
         });
-        self.keep_permitted(sender, messages, offset, packets, first);
+        self.keep_permitted(sender, received, packets, first);
     }
 
-    /// Of the packets from `first` on, keeps those whose sources are allowed addresses of their sender, without the padding behind them.
+    /// Of the packets from `first` on, keeps those whose sources are allowed addresses of their sender, without the padding behind them,
+    /// and with the congestion that the datagrams met.
     fn keep_permitted(
         &self,
         sender: PublicKey,
-        bytes: &[u8],
-        offset: usize,
+        received: &mut Received<'_>,
         packets: &mut Vec<Range<usize>>,
         first: usize,
     ) {
@@ -276,13 +269,17 @@ impl Engine {
         let mut kept = first;
         for position in first..packets.len() {
             let Some(range) = packets.get(position).cloned() else { break };
-            let packet = bytes.get(range.start.saturating_sub(offset)..range.end.saturating_sub(offset));
-            let Some(header) = packet.and_then(inner::parse) else { continue };
+            let Some(packet) = received.bytes.get_mut(range.clone()) else { continue };
+            let Some(header) = inner::parse(packet) else { continue };
             if last != Some(header.source) && !self.may_send(sender, header.source) {
                 tracing::trace!(source = %header.source, %sender, "the source is no allowed address of its sender");
                 continue;
             }
             last = Some(header.source);
+            if !received.ecn.apply_to(packet) {
+                tracing::trace!(%sender, "a packet that is not ECN-capable met congestion");
+                continue;
+            }
             if let Some(slot) = packets.get_mut(kept) {
                 *slot = range.start..range.start.saturating_add(header.length).min(range.end);
                 kept = kept.saturating_add(1);
@@ -303,7 +300,7 @@ impl Engine {
             match keys.limiter.check(path.remote, message, now.instant, &mut *self.random) {
                 Verdict::Accept => {}
                 Verdict::Refuse => return,
-                Verdict::Cookie(cookie) => return out.push(None, &path, &cookie),
+                Verdict::Cookie(cookie) => return out.push_message(None, &path, &cookie),
             }
         }
         let owner = receiver_index(message).and_then(|index| self.indexes.owner(index));
@@ -374,8 +371,8 @@ impl Engine {
 
     /// The result of sending datagrams; `used` is the path they took.
     pub(crate) fn sent(&mut self, batch: &Batch, used: &Path, failure: Option<&io::Error>) {
-        if let Some(peer) = batch.peer.as_ref().and_then(|key| self.peers.get_mut(key)) {
-            peer.sent(&batch.path, used, batch.bytes().len(), failure);
+        if let Some(peer) = batch.to.peer.as_ref().and_then(|key| self.peers.get_mut(key)) {
+            peer.sent(&batch.to.path, used, batch.bytes().len(), failure);
         }
     }
 

@@ -21,6 +21,7 @@
 mod allowed;
 mod device;
 mod echo;
+mod ecn;
 mod engine;
 mod error;
 mod extra_sockets;

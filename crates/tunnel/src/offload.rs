@@ -18,3 +18,8 @@ mod tests;
 pub(crate) use header::{LENGTH as HEADER_LENGTH, VnetHeader};
 pub(crate) use merge::{Frame, MAX_SEGMENTS, Merger};
 pub(crate) use split::{Split, split};
+
+/// The value of a checksum field after one of the words it covers has changed from `before` to `after` (RFC 1624, equation 3).
+pub(crate) fn sum_changed(checksum: u16, before: u16, after: u16) -> u16 {
+    checksum::Sum::default().plus_word(!checksum).minus_word(before).plus_word(after).checksum()
+}

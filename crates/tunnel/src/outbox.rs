@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use fairlead_api::wireguard::PublicKey;
 
+use crate::ecn::Ecn;
 use crate::udp::Path;
 
 /// Datagrams of one batch: `UDP_MAX_SEGMENTS` of `include/linux/udp.h` before Linux 6.9.
@@ -15,11 +16,18 @@ const MAX_WAITING: usize = 4 << 20;
 /// Buffers that are kept for the next batches.
 const MAX_POOL: usize = 32;
 
-/// Datagrams for one path, all of one length but the last, which may be shorter.
-pub(crate) struct Batch {
+/// Where datagrams go, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Destination {
     /// The peer whose counters include them; `None` for cookies and copies.
     pub(crate) peer: Option<PublicKey>,
     pub(crate) path: Path,
+    pub(crate) ecn: Ecn,
+}
+
+/// Datagrams for one destination, all of one length but the last, which may be shorter.
+pub(crate) struct Batch {
+    pub(crate) to: Destination,
     bytes: Vec<u8>,
     datagram_length: usize,
     /// Of the last one.
@@ -69,22 +77,13 @@ pub(crate) struct Outbox {
 impl Outbox {
     /// Appends a datagram of at most `max_length` bytes, which `write` appends to what is there; if it appends nothing, there is none.
     /// Without room it is lost, and not written.
-    pub(crate) fn append(
-        &mut self,
-        peer: Option<PublicKey>,
-        path: &Path,
-        max_length: usize,
-        write: impl FnOnce(&mut Vec<u8>),
-    ) {
+    pub(crate) fn append(&mut self, to: &Destination, max_length: usize, write: impl FnOnce(&mut Vec<u8>)) {
         if self.bytes.saturating_add(max_length) > MAX_WAITING {
             return;
         }
-        let joins = self
-            .batches
-            .back()
-            .is_some_and(|last| last.peer == peer && last.path == *path && last.has_room(max_length));
+        let joins = self.batches.back().is_some_and(|last| last.to == *to && last.has_room(max_length));
         if !joins {
-            self.begin(peer, *path);
+            self.begin(*to);
         }
         let Some(batch) = self.batches.back_mut() else { return };
         let before = batch.bytes.len();
@@ -105,8 +104,13 @@ impl Outbox {
     }
 
     /// Appends a datagram as it is.
-    pub(crate) fn push(&mut self, peer: Option<PublicKey>, path: &Path, datagram: &[u8]) {
-        self.append(peer, path, datagram.len(), |bytes| bytes.extend_from_slice(datagram));
+    pub(crate) fn push(&mut self, to: &Destination, datagram: &[u8]) {
+        self.append(to, datagram.len(), |bytes| bytes.extend_from_slice(datagram));
+    }
+
+    /// Appends a message of a handshake.
+    pub(crate) fn push_message(&mut self, peer: Option<PublicKey>, path: &Path, message: &[u8]) {
+        self.push(&Destination { peer, path: *path, ecn: Ecn::NOT_CAPABLE }, message);
     }
 
     /// The datagram that was appended last.
@@ -114,9 +118,9 @@ impl Outbox {
         self.batches.back().map(Batch::last).unwrap_or_default()
     }
 
-    fn begin(&mut self, peer: Option<PublicKey>, path: Path) {
+    fn begin(&mut self, to: Destination) {
         let bytes = self.pool.pop().unwrap_or_default();
-        self.batches.push_back(Batch { peer, path, bytes, datagram_length: 0, last_length: 0, datagrams: 0 });
+        self.batches.push_back(Batch { to, bytes, datagram_length: 0, last_length: 0, datagrams: 0 });
     }
 
     /// Whether nothing waits.
@@ -175,7 +179,7 @@ mod tests {
     fn datagrams_of_one_length_share_a_batch_that_a_shorter_one_ends() {
         let mut outbox = Outbox::default();
         for length in [10, 10, 7, 7, 8, 8] {
-            outbox.push(None, &path(1), &vec![0; length]);
+            outbox.push_message(None, &path(1), &vec![0; length]);
         }
         assert_eq!((outbox.bytes(), outbox.last().len()), (50, 8));
         assert_eq!(lengths(&mut outbox), [vec![10, 10, 7], vec![7], vec![8, 8]]);
@@ -183,20 +187,21 @@ mod tests {
     }
 
     #[test]
-    fn another_path_or_peer_has_its_own_batch_and_order_stays() {
+    fn another_path_peer_or_ecn_field_has_its_own_batch_and_order_stays() {
         let mut outbox = Outbox::default();
         for (peer, remote) in [(None, 1), (None, 2), (None, 1), (Some(PublicKey([1; 32])), 1)] {
-            outbox.push(peer, &path(remote), &[0; 5]);
+            outbox.push_message(peer, &path(remote), &[0; 5]);
         }
-        let remotes: Vec<_> = std::iter::from_fn(|| outbox.pop_front()).map(|batch| batch.path).collect();
-        assert_eq!(remotes, [path(1), path(2), path(1), path(1)]);
+        outbox.push(&Destination { peer: None, path: path(1), ecn: Ecn::of(2) }, &[0; 5]);
+        let remotes: Vec<_> = std::iter::from_fn(|| outbox.pop_front()).map(|batch| batch.to.path).collect();
+        assert_eq!(remotes, [path(1), path(2), path(1), path(1), path(1)]);
     }
 
     #[test]
     fn batches_are_no_longer_than_the_kernel_takes() {
         let mut outbox = Outbox::default();
-        (0..65).for_each(|_| outbox.push(None, &path(1), &[0; 100]));
-        (0..46).for_each(|_| outbox.push(None, &path(2), &[0; 1452]));
+        (0..65).for_each(|_| outbox.push_message(None, &path(1), &[0; 100]));
+        (0..46).for_each(|_| outbox.push_message(None, &path(2), &[0; 1452]));
         let batches: Vec<usize> = lengths(&mut outbox).iter().map(Vec::len).collect();
         assert_eq!(batches, [64, 1, 45, 1]);
     }
@@ -204,9 +209,9 @@ mod tests {
     #[test]
     fn what_is_not_written_leaves_nothing_and_what_has_no_room_is_lost() {
         let mut outbox = Outbox::default();
-        outbox.append(None, &path(1), 100, |_| {});
+        outbox.append(&Destination { peer: None, path: path(1), ecn: Ecn::NOT_CAPABLE }, 100, |_| {});
         assert!(outbox.is_empty());
-        (0..100).for_each(|_| outbox.push(None, &path(1), &vec![0; 65_507]));
+        (0..100).for_each(|_| outbox.push_message(None, &path(1), &vec![0; 65_507]));
         assert_eq!(outbox.bytes(), MAX_WAITING / 65_507 * 65_507);
         let first = outbox.pop_front().unwrap();
         outbox.return_front(first);

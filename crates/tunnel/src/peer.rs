@@ -219,7 +219,7 @@ impl Peer {
                 self.record_received(path, false, was_live, length, context);
                 self.answered = Some(context.now.instant);
                 self.last_sent = Some(context.now.instant);
-                context.out.push(Some(self.key), &path, &response);
+                context.out.push_message(Some(self.key), &path, &response);
             }
             Err(error) => tracing::trace!(%error, remote = %path.remote, "initiation refused"),
         }

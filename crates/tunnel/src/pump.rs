@@ -146,7 +146,7 @@ impl Pump {
     /// Sleeps until there is something to do.
     fn wait(&self) -> io::Result<Ready> {
         let tun = self.tun.as_ref().ok_or_else(|| io::Error::other("the interface was deleted"))?;
-        let first_waits_for_v6 = self.out.front().map(|batch| batch.path.remote.is_ipv6());
+        let first_waits_for_v6 = self.out.front().map(|batch| batch.to.path.remote.is_ipv6());
         let readable_if = |condition| if condition { PollFlags::POLLIN } else { PollFlags::empty() };
         let read_tunnel = readable_if(self.out.is_empty() && self.handover.reads_tunnel());
         let read_network = readable_if(self.handover.reads_network());

@@ -16,6 +16,7 @@ use nix::sys::socket::{
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::Error;
+use crate::ecn::Ecn;
 
 /// Enough for a burst of a few thousand datagrams; the memory is the kernel's, and only while they wait.
 const SOCKET_BUFFER: usize = 4 << 20;
@@ -129,9 +130,11 @@ impl Sockets {
         send_from(self.towards(path)?, path, datagram)
     }
 
-    /// Lets the kernel join datagrams that arrive one after the other, where it can. [`Receiver::receive`] must read them all then,
-    /// and no other process.
+    /// Lets the kernel join datagrams that arrive one after the other, where it can, and tell their ECN fields. [`Receiver::receive`]
+    /// must read them all then, and no other process.
     pub(crate) fn join_received(&self) {
+        let _ = self.v4.set_recv_tos_v4(true);
+        self.v6.iter().for_each(|socket| drop(socket.set_recv_tclass_v6(true)));
         for socket in self.each() {
             // Before Linux 5.0 they come one by one.
             let _ = setsockopt(socket, sockopt::UdpGroSegment, &true);
@@ -140,10 +143,11 @@ impl Sockets {
 
     /// Sends a batch: all datagrams but the last are `length` bytes long. `WouldBlock` means: try again when the socket is writable;
     /// nothing was sent then, or, where the kernel cannot cut datagrams from a batch, perhaps the first of them.
-    pub(crate) fn send_batch(&self, path: &Path, bytes: &[u8], length: usize) -> io::Result<()> {
+    pub(crate) fn send_batch(&self, path: &Path, bytes: &[u8], length: usize, ecn: Ecn) -> io::Result<()> {
         let socket = self.towards(path)?;
         if !self.sends_singly.load(Ordering::Relaxed) {
-            match send_batch_from(socket, path, bytes, length) {
+            let segment = u16::try_from(length).ok().filter(|length| bytes.len() > usize::from(*length));
+            match send_with(socket, path, bytes, segment, ecn) {
                 Err(error) if is_without_segmentation(&error) => {
                     tracing::info!(%error, "the kernel cannot cut datagrams from a batch: they are sent one by one");
                     self.sends_singly.store(true, Ordering::Relaxed);
@@ -153,14 +157,15 @@ impl Sockets {
                 result => return result,
             }
         }
-        bytes.chunks(length.max(1)).try_for_each(|datagram| send_from(socket, path, datagram))
+        let mut datagrams = bytes.chunks(length.max(1));
+        datagrams.try_for_each(|datagram| send_with(socket, path, datagram, None, ecn))
     }
 
     /// Sends one datagram whose checksum the kernel computes before the packet passes any hook of nftables, as if the
     /// network card could not: of a datagram that is sent in parts it never leaves that to the card.
     pub(crate) fn send_with_checksum(&self, path: &Path, datagram: &[u8]) -> io::Result<()> {
         let socket = self.towards(path)?;
-        send_with_flags(socket, path, datagram, MsgFlags::from_bits_retain(libc::MSG_MORE))?;
+        send_with_control(socket, path, datagram, MsgFlags::from_bits_retain(libc::MSG_MORE), &[])?;
         send_from(socket, path, &[])
     }
 
@@ -258,51 +263,54 @@ fn is_too_long(error: &io::Error) -> bool {
 
 /// Sends one datagram without waiting.
 pub(crate) fn send_from(socket: &Socket, path: &Path, datagram: &[u8]) -> io::Result<()> {
-    send_with(socket, path, datagram, None, MsgFlags::empty())
+    send_with(socket, path, datagram, None, Ecn::NOT_CAPABLE)
 }
 
-/// Sends a batch without waiting, all of whose datagrams but the last are `length` bytes long.
-fn send_batch_from(socket: &Socket, path: &Path, bytes: &[u8], length: usize) -> io::Result<()> {
-    let length = u16::try_from(length).ok().filter(|length| bytes.len() > usize::from(*length));
-    send_with(socket, path, bytes, length, MsgFlags::empty())
-}
-
-fn send_with_flags(socket: &Socket, path: &Path, datagram: &[u8], flags: MsgFlags) -> io::Result<()> {
-    send_with(socket, path, datagram, None, flags)
-}
-
-fn send_with(
+/// Sends datagrams without waiting: one, or as many as `segment` bytes make of them.
+pub(crate) fn send_with(
     socket: &Socket,
     path: &Path,
     bytes: &[u8],
-    length: Option<u16>,
+    segment: Option<u16>,
+    ecn: Ecn,
+) -> io::Result<()> {
+    let traffic_class = ecn.traffic_class();
+    let wide = i32::from(traffic_class);
+    let mut control: Vec<ControlMessage<'_>> = segment.iter().map(ControlMessage::UdpGsoSegments).collect();
+    if ecn != Ecn::NOT_CAPABLE {
+        control.push(match path.remote {
+            SocketAddr::V4(_) => ControlMessage::Ipv4Tos(&traffic_class),
+            SocketAddr::V6(_) => ControlMessage::Ipv6TClass(&wide),
+        });
+    }
+    send_with_control(socket, path, bytes, MsgFlags::empty(), &control)
+}
+
+fn send_with_control(
+    socket: &Socket,
+    path: &Path,
+    bytes: &[u8],
     flags: MsgFlags,
+    control: &[ControlMessage<'_>],
 ) -> io::Result<()> {
     let buffers = [IoSlice::new(bytes)];
     let remote = SockaddrStorage::from(path.remote);
-    let send = |information: &[ControlMessage<'_>]| {
-        let flags = flags | MsgFlags::MSG_DONTWAIT;
-        let segments = length.as_ref().map(ControlMessage::UdpGsoSegments);
-        match (information, segments) {
-            ([first], Some(segments)) => {
-                sendmsg(socket.as_raw_fd(), &buffers, &[*first, segments], flags, Some(&remote))
-            }
-            (_, Some(segments)) => sendmsg(socket.as_raw_fd(), &buffers, &[segments], flags, Some(&remote)),
-            (information, None) => sendmsg(socket.as_raw_fd(), &buffers, information, flags, Some(&remote)),
-        }
+    let send = |source: Option<ControlMessage<'_>>| {
+        let control: Vec<ControlMessage<'_>> = control.iter().copied().chain(source).collect();
+        sendmsg(socket.as_raw_fd(), &buffers, &control, flags | MsgFlags::MSG_DONTWAIT, Some(&remote))
     };
     match path.local {
         Some(IpAddr::V4(local)) => {
             let address = libc::in_addr { s_addr: u32::from_ne_bytes(local.octets()) };
             let info = libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: address, ipi_addr: address };
-            send(&[ControlMessage::Ipv4PacketInfo(&info)])
+            send(Some(ControlMessage::Ipv4PacketInfo(&info)))
         }
         Some(IpAddr::V6(local)) => {
             let info =
                 libc::in6_pktinfo { ipi6_addr: libc::in6_addr { s6_addr: local.octets() }, ipi6_ifindex: 0 };
-            send(&[ControlMessage::Ipv6PacketInfo(&info)])
+            send(Some(ControlMessage::Ipv6PacketInfo(&info)))
         }
-        None => send(&[]),
+        None => send(None),
     }?;
     Ok(())
 }
@@ -310,10 +318,20 @@ fn send_with(
 /// What one system call received: datagrams of one sender, all of one length but the last, which may be shorter.
 pub(crate) struct Received<'a> {
     pub(crate) path: Path,
+    /// Of the IP headers; the same in all.
+    pub(crate) ecn: Ecn,
     /// All datagrams, one behind the other; several only where [`Sockets::join_received`] was called.
     pub(crate) bytes: &'a mut [u8],
     /// The length of each but the last one.
     pub(crate) length: usize,
+}
+
+impl<'a> Received<'a> {
+    /// One datagram, of whose IP header nothing is known.
+    pub(crate) fn one(path: Path, bytes: &'a mut [u8]) -> Self {
+        let length = bytes.len().max(1);
+        Self { path, ecn: Ecn::NOT_CAPABLE, bytes, length }
+    }
 }
 
 /// Receives datagrams; owns the buffers so that the loop allocates nothing.
@@ -325,7 +343,10 @@ pub(crate) struct Receiver {
 impl Receiver {
     /// `buffer` bytes is the longest datagram that arrives whole; longer ones are dropped.
     pub(crate) fn new(buffer: usize) -> Self {
-        Self { buffer: vec![0; buffer], control: nix::cmsg_space!(libc::in_pktinfo, libc::in6_pktinfo, i32) }
+        Self {
+            buffer: vec![0; buffer],
+            control: nix::cmsg_space!(libc::in_pktinfo, libc::in6_pktinfo, i32, i32),
+        }
     }
 
     /// The beginning of the next packet that waits, as long as the buffer at most, and its sender if it has a usable one.
@@ -344,7 +365,7 @@ impl Receiver {
 
     /// The next datagrams that wait, with their path; `None` inside for one without a usable sender, or truncated.
     pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<Option<Received<'_>>> {
-        let (path, total, length) = {
+        let (path, ecn, total, length) = {
             let mut buffers = [IoSliceMut::new(&mut self.buffer)];
             let message = recvmsg::<SockaddrStorage>(
                 socket.as_raw_fd(),
@@ -352,21 +373,23 @@ impl Receiver {
                 Some(&mut self.control),
                 MsgFlags::MSG_DONTWAIT,
             )?;
-            let (mut local, mut length) = (None, message.bytes);
+            let (mut local, mut length, mut ecn) = (None, message.bytes, Ecn::NOT_CAPABLE);
             for information in message.cmsgs().into_iter().flatten() {
                 match information {
                     ControlMessageOwned::UdpGroSegments(segment) => {
                         length = usize::try_from(segment).ok().filter(|length| *length > 0).unwrap_or(length);
                     }
+                    ControlMessageOwned::Ipv4Tos(class) => ecn = Ecn::of(class),
+                    ControlMessageOwned::Ipv6TClass(class) => ecn = u8::try_from(class).map_or(ecn, Ecn::of),
                     other => local = local.or(local_address(&other)),
                 }
             }
             let whole = !message.flags.contains(MsgFlags::MSG_TRUNC);
             let remote = message.address.as_ref().and_then(remote_address).filter(|_| whole);
-            (remote.map(|remote| Path { remote, local }), message.bytes, length)
+            (remote.map(|remote| Path { remote, local }), ecn, message.bytes, length)
         };
         let bytes = self.buffer.get_mut(..total).unwrap_or_default();
-        Ok(path.map(|path| Received { path, bytes, length: length.max(1) }))
+        Ok(path.map(|path| Received { path, ecn, bytes, length: length.max(1) }))
     }
 }
 
@@ -393,98 +416,4 @@ impl Sockets {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn any_port_is_the_same_for_both_families_and_answers_leave_from_where_questions_arrived() {
-        let sockets = Sockets::open(0, 0).unwrap();
-        assert_ne!(sockets.port(), 0);
-        let asker = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        asker.send_to(b"question", ("127.0.0.7", sockets.port())).unwrap();
-
-        let mut receiver = Receiver::new(1500);
-        let fd = sockets.descriptors().next().unwrap();
-        nix::poll::poll(&mut [nix::poll::PollFd::new(fd, nix::poll::PollFlags::POLLIN)], 10_000_u16).unwrap();
-        let Received { path, bytes, length } = receiver.receive(fd).unwrap().unwrap();
-        assert_eq!((&*bytes, length), (&b"question"[..], 8));
-        assert_eq!(path.local, Some("127.0.0.7".parse().unwrap()));
-        sockets.send(&path, b"answer").unwrap();
-
-        let mut answer = [0; 16];
-        let (length, from) = asker.recv_from(&mut answer).unwrap();
-        assert_eq!(&answer[..length], b"answer");
-        assert_eq!(from.ip(), path.local.unwrap());
-    }
-
-    #[test]
-    fn a_batch_is_sent_and_received_at_once_or_one_by_one() {
-        for joins in [true, false] {
-            let (sender, receiver) = (Sockets::open(0, 0).unwrap(), Sockets::open(0, 0).unwrap());
-            if joins {
-                receiver.join_received();
-            }
-            let bytes: Vec<u8> = (0..100_u8).flat_map(|number| [number; 10]).take(995).collect();
-            for (number, address) in ["127.0.0.1", "::1"].into_iter().enumerate() {
-                let path = Path::to(SocketAddr::new(address.parse().unwrap(), receiver.port()));
-                sender.send_batch(&path, &bytes[..640], 10).unwrap();
-                sender.sends_singly.store(true, Ordering::Relaxed);
-                sender.send_batch(&path, &bytes[640..], 10).unwrap();
-                let fd = receiver.descriptors().nth(number).unwrap();
-                let (mut all, mut datagrams, mut calls) = (Vec::new(), 0, 0);
-                let mut buffers = Receiver::new(MAX_DATAGRAM);
-                while all.len() < bytes.len() {
-                    nix::poll::poll(
-                        &mut [nix::poll::PollFd::new(fd, nix::poll::PollFlags::POLLIN)],
-                        10_000_u16,
-                    )
-                    .unwrap();
-                    let Received { bytes, length, .. } = buffers.receive(fd).unwrap().unwrap();
-                    datagrams += bytes.chunks(length).count();
-                    all.extend_from_slice(bytes);
-                    calls += 1;
-                }
-                assert_eq!((&all, datagrams), (&bytes, 100), "{address}");
-                assert!(calls <= 100 && (joins || calls == 100), "{calls} system calls");
-            }
-        }
-    }
-
-    /// Of a batch the kernel cuts no fragments.
-    #[test]
-    fn datagrams_longer_than_the_mtu_are_sent_one_by_one() {
-        testbed_netns::in_namespace(|| {
-            testbed_netns::sh("ip link set lo mtu 1280");
-            let (sender, receiver) = (Sockets::open(0, 0).unwrap(), Sockets::open(0, 0).unwrap());
-            for (number, address) in ["127.0.0.1", "::1"].into_iter().enumerate() {
-                let path = Path::to(SocketAddr::new(address.parse().unwrap(), receiver.port()));
-                sender.send_batch(&path, &[7; 5000], 2000).unwrap();
-                assert!(!sender.sends_singly.load(Ordering::Relaxed));
-                let fd = receiver.descriptors().nth(number).unwrap();
-                let mut buffers = Receiver::new(MAX_DATAGRAM);
-                let lengths = [(); 3].map(|()| {
-                    nix::poll::poll(
-                        &mut [nix::poll::PollFd::new(fd, nix::poll::PollFlags::POLLIN)],
-                        10_000_u16,
-                    )
-                    .unwrap();
-                    buffers.receive(fd).unwrap().unwrap().bytes.len()
-                });
-                assert_eq!(lengths, [2000, 2000, 1000]);
-            }
-        });
-    }
-
-    #[test]
-    fn a_port_in_use_is_named() {
-        let holder = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
-        let port = holder.local_addr().unwrap().port();
-        let error = Sockets::open(port, 0).err().unwrap();
-        assert!(error.to_string().contains(&port.to_string()), "{error}");
-    }
-
-    #[test]
-    fn mapped_endpoints_use_the_ipv4_socket() {
-        assert_eq!(Path::to("[::ffff:192.0.2.1]:5".parse().unwrap()).remote, "192.0.2.1:5".parse().unwrap());
-    }
-}
+mod tests;

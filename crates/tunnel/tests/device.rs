@@ -42,6 +42,53 @@ fn large_transfers_arrive_intact_in_both_directions_at_once() {
     assert!(sent.tx_bytes > 16 << 20 && received.rx_bytes > 16 << 20);
 }
 
+/// RFC 6040: the outer packet is as ECN-capable as the inner one, which learns of the congestion that the outer one met.
+#[test]
+fn congestion_outside_shows_inside() {
+    for (endpoint, outer) in [("192.0.2.2:51820", "ip"), ("[2001:db8::2]:51820", "ip6")] {
+        let (a, b) = cable();
+        let (a, b) = (Node::start(a, 1), Node::start(b, 2));
+        b.peer_with(&a, None);
+        a.peer_with(&b, Some(endpoint));
+        a.reaches(b.inner()[0]);
+        b.namespace.sh(&format!(
+            "nft 'table inet congestion {{
+                 chain cable {{ type filter hook prerouting priority raw;
+                     iifname veth0 {outer} ecn ect0 {outer} ecn set ce
+                 }}
+                 chain inside {{ type filter hook input priority filter;
+                     iifname {NAME} ip ecn ce counter comment \"met\"
+                     iifname {NAME} ip ecn not-ect icmp type echo-request counter comment \"plain\"
+                 }}
+             }}'"
+        ));
+        let ping = |class: u8| {
+            let command =
+                format!("ping -n -c 3 -i 0.05 -W 1 -Q {class} 10.8.0.2 | grep -o '[0-9]* received'");
+            a.namespace.run(|| {
+                let output = Command::new("sh").args(["-c", &command]).output().unwrap();
+                String::from_utf8(output.stdout).unwrap().trim().to_owned()
+            })
+        };
+        let listed = |comment: &str, packets: u8| {
+            let rules = b.namespace.sh("nft list table inet congestion");
+            let wanted = format!("packets {packets} ");
+            assert!(rules.lines().any(|line| line.contains(comment) && line.contains(&wanted)), "{rules}");
+        };
+        assert_eq!(ping(0), "3 received");
+        listed("plain", 3);
+        listed("met", 0);
+        assert_eq!(ping(2), "3 received");
+        listed("met", 3);
+        // Without ECN a packet that met congestion is lost.
+        b.namespace.sh(&format!(
+            "nft 'add rule inet congestion cable iifname veth0 udp dport {PORT} {outer} ecn set ce'"
+        ));
+        assert_eq!(ping(0), "0 received");
+        assert_eq!(ping(1), "3 received");
+    }
+}
+
 #[test]
 fn a_node_that_changes_its_address_is_followed() {
     let (a, b) = pair();

@@ -89,7 +89,7 @@ impl Node {
         let (mut out, mut packets) = (Outbox::default(), Vec::new());
         let path = Path { remote: from, local: Some(self.address.ip()) };
         let mut bytes = datagram.to_vec();
-        self.engine.receive(&mut bytes, datagram.len(), path, now, &mut out, &mut packets);
+        self.engine.receive(&mut Received::one(path, &mut bytes), now, &mut out, &mut packets);
         self.delivered.extend(packets.into_iter().map(|packet| bytes[packet].to_vec()));
         sent(out)
     }
@@ -125,7 +125,7 @@ fn engine() -> Engine {
 fn sent(mut out: Outbox) -> Vec<Datagram> {
     let batches = std::iter::from_fn(|| out.pop_front());
     let datagrams = |batch: Batch| {
-        let one = |bytes: &[u8]| Datagram { peer: batch.peer, path: batch.path, bytes: bytes.to_vec() };
+        let one = |bytes: &[u8]| Datagram { peer: batch.to.peer, path: batch.to.path, bytes: bytes.to_vec() };
         batch.datagrams().map(one).collect::<Vec<_>>()
     };
     batches.flat_map(datagrams).collect()
@@ -394,7 +394,7 @@ fn peers_need_a_private_key_first() {
     assert!(matches!(engine.check(&change), Err(Error::NoPrivateKey)));
     let path = Path::to("192.0.2.1:1".parse().unwrap());
     let mut out = Outbox::default();
-    engine.receive(&mut [1; 148], 148, path, Now::read(), &mut out, &mut Vec::new());
+    engine.receive(&mut Received::one(path, &mut [1; 148]), Now::read(), &mut out, &mut Vec::new());
     let mut packet = packet("10.0.0.1", "10.0.0.2", 60);
     engine.send_packets(plain(&mut packet), Now::read(), &mut out);
     assert!(out.is_empty());
@@ -524,13 +524,13 @@ fn a_send_error_is_shown_until_a_datagram_is_sent() {
     let before = a.state(&b).tx_bytes;
     let failure = io::Error::from_raw_os_error(nix::libc::ENETUNREACH);
     let mut out = Outbox::default();
-    out.push(datagram.peer, &datagram.path, &datagram.bytes);
+    out.push_message(datagram.peer, &datagram.path, &datagram.bytes);
     let batch = out.pop_front().unwrap();
-    a.engine.sent(&batch, &batch.path, Some(&failure));
+    a.engine.sent(&batch, &batch.to.path, Some(&failure));
     let said = a.engine.send_error(&b.public()).unwrap().to_owned();
     assert!(said.contains(&b.address.to_string()) && said.contains("unreachable"), "{said}");
     assert_eq!(a.state(&b).tx_bytes, before);
-    a.engine.sent(&batch, &batch.path, None);
+    a.engine.sent(&batch, &batch.to.path, None);
     assert_eq!(a.engine.send_error(&b.public()), None);
     assert_eq!(a.state(&b).tx_bytes, before + 96);
 }

@@ -5,8 +5,10 @@ use std::mem;
 use fairlead_wireguard::{DATA_HEADER_LENGTH, TAG_LENGTH};
 
 use super::{CONFIRMATION_TIMEOUT, Context, MAX_STAGED, Peer};
+use crate::ecn::Ecn;
 use crate::inner;
 use crate::offload::Split;
+use crate::outbox::Destination;
 
 impl Peer {
     /// Sends the packets that one read of the TUN gave, or keeps them until there is a session.
@@ -18,7 +20,8 @@ impl Peer {
         self.last_data = Some(now);
         self.unanswered = 0;
         self.waiting_since.get_or_insert(now);
-        if self.seal(packets.max_length(), context, |bytes| packets.append_next(bytes)) {
+        let ecn = Ecn::of_packet(packets.packet());
+        if self.seal(packets.max_length(), ecn, context, |bytes| packets.append_next(bytes)) {
             return;
         }
         loop {
@@ -35,22 +38,24 @@ impl Peer {
         }
     }
 
-    /// Encrypts packets of at most `max_length` bytes each, which `next` appends to what is there until it returns false. Returns false,
+    /// Encrypts packets of at most `max_length` bytes each, all with one ECN field, which `next` appends to what is there until it returns false. Returns false,
     /// and asks for none, if there is no session.
     pub(super) fn seal(
         &mut self,
         max_length: usize,
+        ecn: Ecn,
         context: &mut Context<'_>,
         mut next: impl FnMut(&mut Vec<u8>) -> bool,
     ) -> bool {
         let Context { now, both_ways, out, mtu, .. } = context;
         let Some((path, tunnel)) = self.path.zip(self.tunnel.as_mut()) else { return false };
         let Some(mut sealer) = tunnel.sealer(now.instant) else { return false };
+        let to = Destination { peer: Some(self.key), path, ecn };
         let overhead = DATA_HEADER_LENGTH.saturating_add(TAG_LENGTH);
         let max_length = inner::padded_length(max_length, *mtu).saturating_add(overhead);
         loop {
             let mut is_sealed = false;
-            out.append(Some(self.key), &path, max_length, |bytes| {
+            out.append(&to, max_length, |bytes| {
                 let start = bytes.len();
                 bytes.extend_from_slice(&[0; DATA_HEADER_LENGTH]);
                 let packet = bytes.len();
@@ -70,7 +75,7 @@ impl Peer {
             if let Some(also) = both_ways.copy(&self.key, &path, out.last().len(), now.instant) {
                 // The counters of the peer are those of what it receives once.
                 let copy = out.last().to_vec();
-                out.push(None, &also, &copy);
+                out.push(&Destination { peer: None, path: also, ecn }, &copy);
             }
         }
     }
@@ -78,7 +83,7 @@ impl Peer {
     /// Sends an empty packet; returns false if there is no session.
     pub(super) fn send_empty(&mut self, context: &mut Context<'_>) -> bool {
         let mut left = true;
-        self.seal(0, context, |_| mem::take(&mut left))
+        self.seal(0, Ecn::NOT_CAPABLE, context, |_| mem::take(&mut left))
     }
 
     /// Sends the packets that waited for a session, or an empty one if none did: the peer uses the session from its first packet on
@@ -93,7 +98,7 @@ impl Peer {
                 bytes.extend_from_slice(&packet);
                 mem::take(&mut left)
             };
-            if !self.seal(packet.len(), context, append) {
+            if !self.seal(packet.len(), Ecn::of_packet(&packet), context, append) {
                 self.stage(packet);
             }
         }
@@ -128,7 +133,7 @@ impl Peer {
     pub(super) fn emit(&mut self, message: &[u8], context: &mut Context<'_>) {
         self.last_sent = Some(context.now.instant);
         if let Some(path) = &self.path {
-            context.out.push(Some(self.key), path, message);
+            context.out.push_message(Some(self.key), path, message);
         }
     }
 

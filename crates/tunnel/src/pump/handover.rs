@@ -13,7 +13,7 @@ use super::{Flow, Pump};
 use crate::Error;
 use crate::handover::{HandoverServer, Offer, Request, Takeover};
 use crate::tun::Tun;
-use crate::udp::Sockets;
+use crate::udp::{Received, Sockets};
 
 /// How often to see whether the next phase of a takeover is due.
 const PHASE_INTERVAL: Duration = Duration::from_millis(250);
@@ -149,8 +149,8 @@ impl Pump {
                         }
                         Some(Request::Datagram(path, datagram)) => {
                             let mut bytes = datagram.to_vec();
-                            let (length, out) = (bytes.len(), &mut self.out);
-                            self.engine.receive(&mut bytes, length, path, now, out, &mut self.packets);
+                            let mut received = Received::one(path, &mut bytes);
+                            self.engine.receive(&mut received, now, &mut self.out, &mut self.packets);
                             write_packets(self.tun.as_ref(), &mut self.merger, &mut self.packets, &mut bytes);
                         }
                         Some(Request::Finished) => return Flow::End,

@@ -52,7 +52,8 @@ impl Pump {
     }
 
     /// Any bytes from any sender. Only what has the form of a WireGuard message reaches the engine.
-    fn receive(&mut self, Received { path, bytes, length }: Received<'_>, socket: Option<u16>, now: Now) {
+    fn receive(&mut self, received: Received<'_>, socket: Option<u16>, now: Now) {
+        let Received { path, ecn, bytes, length } = received;
         let mut start = 0;
         while start < bytes.len() {
             let rest = bytes.get_mut(start..).unwrap_or_default();
@@ -60,8 +61,9 @@ impl Pump {
             let taken = if run > 0 { run } else { rest.len().min(length) };
             let Some(part) = rest.get_mut(..taken) else { return };
             if run > 0 {
-                self.engine.receive(part, length, path, now, &mut self.out, &mut self.packets);
-                write_packets(self.tun.as_ref(), &mut self.merger, &mut self.packets, part);
+                let mut run = Received { path, ecn, bytes: part, length };
+                self.engine.receive(&mut run, now, &mut self.out, &mut self.packets);
+                write_packets(self.tun.as_ref(), &mut self.merger, &mut self.packets, run.bytes);
             } else {
                 self.divert(part, path, socket);
             }
@@ -131,11 +133,13 @@ impl Pump {
 
     /// Sends a batch; returns it if the socket has no room.
     fn send(&mut self, batch: Batch) -> Option<Batch> {
-        let mut used = batch.path;
-        let result = if let Some(kept) = self.path_port.kept(&batch.path.remote) {
+        let mut used = batch.to.path;
+        let result = if let Some(kept) = self.path_port.kept(&used.remote) {
             used.local = None;
             // Without room they are lost, as in any queue of the network.
-            batch.datagrams().try_for_each(|datagram| udp::send_from(&kept, &used, datagram))
+            batch
+                .datagrams()
+                .try_for_each(|datagram| udp::send_with(&kept, &used, datagram, None, batch.to.ecn))
         } else {
             let result = match &self.sockets {
                 Some(sockets) => send_by(sockets, &mut used, &batch),
@@ -187,11 +191,11 @@ pub(super) fn write_packets(
 
 /// Sends from our known address; if that fails, lets the kernel choose another, and records that in `path`.
 fn send_by(sockets: &Sockets, path: &mut Path, batch: &Batch) -> io::Result<()> {
-    let first = sockets.send_batch(path, batch.bytes(), batch.datagram_length());
+    let first = sockets.send_batch(path, batch.bytes(), batch.datagram_length(), batch.to.ecn);
     match &first {
         Err(error) if path.local.is_some() && error.kind() != io::ErrorKind::WouldBlock => {
             path.local = None;
-            sockets.send_batch(path, batch.bytes(), batch.datagram_length())
+            sockets.send_batch(path, batch.bytes(), batch.datagram_length(), batch.to.ecn)
         }
         _ => first,
     }
@@ -204,6 +208,7 @@ mod tests {
     use fairlead_api::wireguard::{DeviceChange, PeerConfig, PrivateKey};
 
     use super::*;
+    use crate::ecn::Ecn;
     use crate::pump::Handle;
 
     /// The loop of a device that has a key and one peer, without TUN and sockets.
@@ -230,7 +235,7 @@ mod tests {
     fn receive(pump: &mut Pump, datagram: &[u8]) {
         let (mut bytes, path) = (datagram.to_vec(), Path::to("192.0.2.1:51820".parse().unwrap()));
         let length = bytes.len().max(1);
-        pump.receive(Received { path, bytes: &mut bytes, length }, None, Now::read());
+        pump.receive(Received { path, ecn: Ecn::NOT_CAPABLE, bytes: &mut bytes, length }, None, Now::read());
     }
 
     /// The limiter answers the handshakes of a second with cookies once there were too many.
