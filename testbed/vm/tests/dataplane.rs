@@ -95,7 +95,7 @@ fn the_data_plane_drives_kernel_wireguard() {
 
 #[test]
 fn the_embedded_wireguard_and_the_kernels_understand_each_other() {
-    let mut command = Command::new(test_program("fairlead-tunnel", "kernel_peer"));
+    let mut command = Command::new(test_program("fairlead-tunnel", "kernel_judge"));
     command.args(["--ignored", "--test-threads", "1"]);
     run_command(command, "FAIRLEAD_KERNEL_WIREGUARD", "");
 }

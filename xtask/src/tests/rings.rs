@@ -40,6 +40,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "testbed-simulation",
             "fairlead-tls",
             "fairlead-wire",
+            "fairlead-wireguard",
             "fairlead-cluster",
             "fairlead-cni-plugin",
             "fairlead-node",

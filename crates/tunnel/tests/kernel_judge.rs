@@ -5,6 +5,7 @@
 mod common;
 
 use std::fs;
+use std::process::Command;
 
 use common::{NAME, Namespace, Node, cable, keys, set_peer, transfer, until};
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
@@ -35,6 +36,13 @@ impl Kernel {
     }
 }
 
+/// A cable between two namespaces, in a kernel that has TUN, too.
+fn cable_with_tun() -> (Namespace, Namespace) {
+    let loaded = Command::new("modprobe").arg("tun").status().unwrap();
+    assert!(loaded.success(), "modprobe tun: {loaded}");
+    cable()
+}
+
 /// Each end sends in both families, to the other and at once with it.
 fn exchange(node: &Node, kernel: &Kernel) {
     for (ours, theirs) in node.inner().into_iter().zip(["10.8.0.9", "fd00:8::9"]) {
@@ -53,7 +61,7 @@ fn exchange(node: &Node, kernel: &Kernel) {
 #[ignore = "needs WireGuard in the kernel: the VM ring runs it"]
 fn the_kernel_answers() {
     for endpoint in ["192.0.2.2:51820", "[2001:db8::2]:51820"] {
-        let (a, b) = cable();
+        let (a, b) = cable_with_tun();
         let node = Node::start(a, 1);
         let kernel = Kernel::start(b, &node, "");
         node.change(&set_peer(kernel.public, Some(endpoint), &INNER));
@@ -64,7 +72,7 @@ fn the_kernel_answers() {
 #[test]
 #[ignore = "needs WireGuard in the kernel: the VM ring runs it"]
 fn the_kernel_initiates_with_a_preshared_key() {
-    let (a, b) = cable();
+    let (a, b) = cable_with_tun();
     let node = Node::start(a, 1);
     let secret = PrivateKey([42; 32]);
     b.run(|| fs::write("/run/wireguard/psk", secret.to_base64())).unwrap();
@@ -83,7 +91,7 @@ fn the_kernel_initiates_with_a_preshared_key() {
 #[test]
 #[ignore = "needs WireGuard in the kernel: the VM ring runs it"]
 fn sessions_are_renewed_under_load() {
-    let (a, b) = cable();
+    let (a, b) = cable_with_tun();
     let node = Node::start(a, 1);
     let kernel = Kernel::start(b, &node, "");
     node.change(&set_peer(kernel.public, Some("192.0.2.2:51820"), &INNER));
