@@ -52,6 +52,8 @@ impl Keys {
 pub(crate) struct Engine {
     mtu: u16,
     keys: Option<Keys>,
+    /// When the device did something first.
+    started: Option<Now>,
     random: Box<dyn Random + Send>,
     /// Boxed: half of a hash map is empty.
     peers: HashMap<PublicKey, Box<Peer>>,
@@ -72,6 +74,7 @@ impl Engine {
         Self {
             mtu,
             keys: None,
+            started: None,
             random,
             peers: HashMap::new(),
             timers: BTreeSet::new(),
@@ -385,9 +388,12 @@ impl Engine {
         act: impl FnOnce(&mut Peer, &mut Context<'_>) -> T,
     ) -> Option<T> {
         let pace = self.pace();
+        let started = *self.started.get_or_insert(now);
+        let running = now.instant.saturating_duration_since(started.instant);
         let peer = self.peers.get_mut(&key)?;
         let mut context = Context {
             now,
+            steady_wall: started.wall.checked_add(running).unwrap_or(now.wall),
             random: &mut *self.random,
             indexes: &mut self.indexes,
             both_ways: &mut self.both_ways,

@@ -52,6 +52,10 @@ pub(crate) struct Peer {
     /// `None` while there is neither a session nor a handshake nor anything to remember.
     tunnel: Option<Box<Tunnel>>,
     previous: Option<Box<Previous>>,
+    /// No handshake can be begun: its key is a point of low order (RFC 7748, section 6.1), with which no secret is made.
+    has_unusable_key: bool,
+    /// A cookie has come, and no initiation was sent with it yet.
+    has_new_cookie: bool,
     /// When a handshake was last started.
     attempted: Option<Instant>,
     /// When a handshake of the peer was last answered that it has not confirmed yet.
@@ -89,6 +93,8 @@ impl Peer {
             identity,
             tunnel: None,
             previous: None,
+            has_unusable_key: false,
+            has_new_cookie: false,
             attempted: None,
             answered: None,
             unanswered: 0,
@@ -242,7 +248,10 @@ impl Peer {
     pub(crate) fn receive_cookie(&mut self, reply: &[u8], context: &mut Context<'_>) {
         let Some(tunnel) = &mut self.tunnel else { return };
         match tunnel.receive_cookie(reply, context.now.instant) {
-            Ok(()) => self.repeats.iter_mut().for_each(Repeats::forget_last),
+            Ok(()) => {
+                self.has_new_cookie = true;
+                self.repeats.iter_mut().for_each(Repeats::forget_last);
+            }
             Err(error) => tracing::trace!(%error, "cookie refused"),
         }
     }

@@ -76,7 +76,10 @@ struct Pump {
 /// What the last `poll` found.
 struct Ready {
     tunnel: bool,
-    network: bool,
+    /// The sockets of the port, IPv4 first.
+    sockets: [bool; 2],
+    /// Those beside the port.
+    extra: bool,
     handover: bool,
 }
 
@@ -125,8 +128,8 @@ impl Pump {
             if ready.handover && matches!(self.poll_handover(now), Flow::End) {
                 return;
             }
-            if ready.network {
-                self.read_network(&mut receiver, now);
+            self.read_network(ready.sockets, &mut receiver, now);
+            if ready.extra {
                 self.read_extra(&mut receiver, now);
             }
             if ready.tunnel
@@ -160,8 +163,9 @@ impl Pump {
                 if first_waits_for_v6 == Some(is_v6) { PollFlags::POLLOUT } else { PollFlags::empty() };
             PollFd::new(socket, read_network | write)
         }));
+        let extra = descriptors.len();
         descriptors.extend(self.path_port.extra_descriptor().map(|extra| PollFd::new(extra, read_network)));
-        let sockets = 2..descriptors.len();
+        let other_process = descriptors.len();
         descriptors
             .extend(self.handover.descriptor().map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN)));
         match poll(&mut descriptors, self.until_next_tick()) {
@@ -174,12 +178,13 @@ impl Pump {
             return Err(io::Error::other("the TUN interface was removed"));
         }
         let readable = PollFlags::POLLIN | PollFlags::POLLERR;
+        let reads = |index: usize| self.handover.reads_network() && found(index).intersects(readable);
         Ok(Ready {
             tunnel: found(1).contains(PollFlags::POLLIN),
-            network: self.handover.reads_network()
-                && sockets.clone().any(|index| found(index).intersects(readable)),
+            sockets: [2, 3].map(|index| index < extra && reads(index)),
+            extra: extra < other_process && reads(extra),
             handover: self.handover.descriptor().is_some()
-                && found(sockets.end).intersects(readable | PollFlags::POLLHUP),
+                && found(other_process).intersects(readable | PollFlags::POLLHUP),
         })
     }
 

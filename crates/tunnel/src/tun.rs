@@ -55,9 +55,19 @@ impl Tun {
     /// Attaches to the interface `name` (checked by the caller), creating it if there is none, and sets its MTU.
     pub(crate) fn open(name: &str, mtu: u16) -> Result<Self, Error> {
         let mut tun = Self { file: open_tun()?, name: name.to_owned(), offloads: Offloads::default() };
-        tun.attach().map_err(|source| Error::AttachTun { name: name.to_owned(), source: source.into() })?;
-        tun.operate("setting the length of packet headers", || tun.set_header_length())?;
-        tun.offloads = tun.agree_on_offloads()?;
+        let failed = |errno: Errno| Error::AttachTun { name: name.to_owned(), source: errno.into() };
+        match tun.attach(libc::IFF_VNET_HDR) {
+            Ok(_) => {
+                tun.operate("setting the length of packet headers", || tun.set_header_length())?;
+                tun.offloads = tun.agree_on_offloads()?;
+            }
+            // Not every kernel that calls itself Linux has headers.
+            Err(Errno::EINVAL) => {
+                tun.attach(0).map_err(failed)?;
+                tracing::info!(interface = name, "the kernel offers no offloads for TUN interfaces");
+            }
+            Err(errno) => return Err(failed(errno)),
+        }
         tun.operate("making it persistent", || tun.set_persist(true))?;
         tun.operate("setting the MTU", || tun.set_mtu(mtu))?;
         Ok(tun)
@@ -103,7 +113,7 @@ impl Tun {
     pub(crate) fn check() -> Result<(), Error> {
         // The kernel puts the first free number in.
         let tun = Self { file: open_tun()?, name: "fairlead%d".to_owned(), offloads: Offloads::default() };
-        tun.operate("making a TUN interface", || tun.attach())
+        tun.operate("making a TUN interface", || tun.attach(0))
     }
 
     /// Removes the interface.
@@ -150,9 +160,9 @@ impl Tun {
     }
 
     #[expect(unsafe_code, reason = "TUNSETIFF has no safe wrapper")]
-    fn attach(&self) -> Result<libc::c_int, Errno> {
+    fn attach(&self, more_flags: libc::c_int) -> Result<libc::c_int, Errno> {
         let mut request = self.request();
-        let flags = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        let flags = libc::IFF_TUN | libc::IFF_NO_PI | more_flags;
         request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).map_err(|_| Errno::EINVAL)?;
         // SAFETY: the descriptor is an open /dev/net/tun; TUNSETIFF reads and writes one `ifreq`, which is valid and
         // exclusively ours for the duration of the call (the wrapper takes it by const pointer, `request` is `mut`).

@@ -6,12 +6,12 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{
-    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, sendmsg, setsockopt, sockopt,
+    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, getsockopt, recvmsg, sendmsg, setsockopt,
+    sockopt,
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -53,8 +53,8 @@ pub(crate) struct Sockets {
     v4: Socket,
     v6: Option<Socket>,
     port: u16,
-    /// The kernel cannot cut datagrams from a batch (before Linux 4.18, or without checksum offload).
-    sends_singly: AtomicBool,
+    /// The kernel knows `UDP_SEGMENT` (since Linux 4.18). One that does not sends a batch as one datagram, without an error.
+    sends_batches: bool,
 }
 
 impl Sockets {
@@ -80,7 +80,8 @@ impl Sockets {
         let mut sockets = descriptors.into_iter().map(Socket::from);
         let missing = || Error::Listen { port, family: "IPv4", source: io::ErrorKind::NotFound.into() };
         let v4 = sockets.next().ok_or_else(missing)?;
-        let sockets = Self { v4, v6: sockets.next(), port, sends_singly: AtomicBool::new(false) };
+        let sends_batches = knows_batches(&v4);
+        let sockets = Self { v4, v6: sockets.next(), port, sends_batches };
         sockets.set_mark(mark)?;
         Ok(sockets)
     }
@@ -96,7 +97,8 @@ impl Sockets {
             }
             Err(error) => return Err(refused("IPv6")(error)),
         };
-        let sockets = Self { v4, v6, port, sends_singly: AtomicBool::new(false) };
+        let sends_batches = knows_batches(&v4);
+        let sockets = Self { v4, v6, port, sends_batches };
         if mark != 0 {
             sockets.set_mark(mark)?;
         }
@@ -145,15 +147,10 @@ impl Sockets {
     /// nothing was sent then, or, where the kernel cannot cut datagrams from a batch, perhaps the first of them.
     pub(crate) fn send_batch(&self, path: &Path, bytes: &[u8], length: usize, ecn: Ecn) -> io::Result<()> {
         let socket = self.towards(path)?;
-        if !self.sends_singly.load(Ordering::Relaxed) {
-            let segment = u16::try_from(length).ok().filter(|length| bytes.len() > usize::from(*length));
+        let segment = u16::try_from(length).ok().filter(|length| bytes.len() > usize::from(*length));
+        if self.sends_batches || segment.is_none() {
             match send_with(socket, path, bytes, segment, ecn) {
-                Err(error) if is_without_segmentation(&error) => {
-                    tracing::info!(%error, "the kernel cannot cut datagrams from a batch: they are sent one by one");
-                    self.sends_singly.store(true, Ordering::Relaxed);
-                }
-                // A batch is never fragmented: datagrams that have to be go one by one.
-                Err(error) if is_too_long(&error) && bytes.len() > length => {}
+                Err(error) if segment.is_some() && goes_singly(&error) => {}
                 result => return result,
             }
         }
@@ -251,14 +248,14 @@ fn local_port(socket: &Socket) -> io::Result<u16> {
         .ok_or_else(|| io::Error::other("the socket has no internet address"))
 }
 
-/// Whether the kernel, or the network device, does not know `UDP_SEGMENT` (`udp_send_skb` in `net/ipv4/udp.c`).
-fn is_without_segmentation(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EIO | libc::ENOPROTOOPT | libc::EOPNOTSUPP))
+fn knows_batches(socket: &Socket) -> bool {
+    getsockopt(socket, sockopt::UdpGsoSegment).is_ok()
 }
 
-/// Whether a datagram of a batch is longer than the MTU of its path: `EINVAL` before Linux 6.12.
-fn is_too_long(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMSGSIZE | libc::EINVAL))
+/// Whether the datagrams of a batch may go one by one that could not go together: a batch is never fragmented (`EMSGSIZE`, `EINVAL` before
+/// Linux 6.12), and needs a network device with checksum offload (`EIO`, before Linux 6.11; `udp_send_skb` in `net/ipv4/udp.c`).
+fn goes_singly(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMSGSIZE | libc::EINVAL | libc::EIO))
 }
 
 /// Sends one datagram without waiting.

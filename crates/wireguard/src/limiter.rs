@@ -17,15 +17,20 @@ use crate::random::Random;
 
 /// Handshake messages of one address per second before it has to answer with a cookie.
 const MAX_HANDSHAKES_PER_ADDRESS: u32 = 100;
+/// The same for a network of IPv6 (/64), in which one host has all addresses it likes, and others may be nodes as well.
+const MAX_HANDSHAKES_PER_NETWORK: u32 = 500;
 /// Handshake messages of all addresses per second before every sender has to. Also the most addresses that are counted.
 const MAX_HANDSHAKES: u32 = 1_000;
+/// Messages with a right cookie of all addresses per second; of one address as many as without. What comes then is dropped: a host that
+/// owns its address could otherwise make this one compute all the time.
+const MAX_PROVEN: u32 = 3_000;
 
 /// What becomes of a handshake message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It may cost a Diffie-Hellman computation.
     Accept,
-    /// Dropped without an answer: it is no handshake message, or `mac1` is wrong.
+    /// Dropped without an answer: it is no handshake message, `mac1` is wrong, or its sender has sent too many with a cookie.
     Refuse,
     /// Dropped, and answered with this.
     Cookie(CookieReply),
@@ -33,9 +38,9 @@ pub enum Verdict {
 
 /// Checks the MACs of handshake messages to one public key, and demands cookies under load.
 ///
-/// Under load is who sends more than 100 messages in a second, and every sender after the first 1,000 messages in a second. Only
+/// Under load is who sends more than 100 messages in a second (500 of a network of IPv6), and every sender after the first 1,000 messages in a second. Only
 /// messages with a right `mac1` count: a sender that does not know our public key makes no other sender wait. A sender whose
-/// cookie is right owns its address, and is accepted.
+/// cookie is right owns its address, and is accepted 100 times a second, as long as there are no more than 3,000 from all of them.
 pub struct HandshakeLimiter {
     mac1_key: [u8; 32],
     cookie_key: [u8; 32],
@@ -47,6 +52,9 @@ pub struct HandshakeLimiter {
     handshakes: u32,
     /// Messages of this second by address, while they are not more than [`MAX_HANDSHAKES`] in all.
     by_address: BTreeMap<IpAddr, u32>,
+    /// Messages of this second with a right cookie, in all and by address.
+    proven: u32,
+    proven_by_address: BTreeMap<IpAddr, u32>,
 }
 
 impl HandshakeLimiter {
@@ -59,6 +67,8 @@ impl HandshakeLimiter {
             second: now,
             handshakes: 0,
             by_address: BTreeMap::new(),
+            proven: 0,
+            proven_by_address: BTreeMap::new(),
         }
     }
 
@@ -81,7 +91,7 @@ impl HandshakeLimiter {
         let cookie = self.cookie(from, now, random);
         let mac2 = mac::mac(&cookie, &[signed.body, signed.mac1]);
         if bool::from(mac2.ct_eq(signed.mac2)) {
-            return Verdict::Accept;
+            return if self.admits_proven(from.ip()) { Verdict::Accept } else { Verdict::Refuse };
         }
         self.reply(&signed, cookie, random).map_or(Verdict::Refuse, Verdict::Cookie)
     }
@@ -92,6 +102,8 @@ impl HandshakeLimiter {
             self.second = now;
             self.handshakes = 0;
             self.by_address.clear();
+            self.proven = 0;
+            self.proven_by_address.clear();
         }
         if self.handshakes >= MAX_HANDSHAKES {
             return true;
@@ -99,7 +111,18 @@ impl HandshakeLimiter {
         self.handshakes = self.handshakes.saturating_add(1);
         let count = self.by_address.entry(network(from)).or_default();
         *count = count.saturating_add(1);
-        *count > MAX_HANDSHAKES_PER_ADDRESS
+        *count > max_of(from)
+    }
+
+    /// Counts a message whose sender owns its address, and says whether it is one too many.
+    fn admits_proven(&mut self, from: IpAddr) -> bool {
+        if self.proven >= MAX_PROVEN {
+            return false;
+        }
+        self.proven = self.proven.saturating_add(1);
+        let count = self.proven_by_address.entry(network(from)).or_default();
+        *count = count.saturating_add(1);
+        *count <= max_of(from)
     }
 
     /// The cookie of a sender: a MAC of its address and port with a secret that changes every 120 s (WireGuard paper 5.4.7).
@@ -149,6 +172,14 @@ impl<'a> Signed<'a> {
         let (signed, mac2) = message.split_last_chunk::<MAC_LENGTH>()?;
         let (body, mac1) = signed.split_last_chunk::<MAC_LENGTH>()?;
         Some(Self { sender, body, mac1, mac2 })
+    }
+}
+
+/// How many messages of its network one address may send in a second.
+fn max_of(from: IpAddr) -> u32 {
+    match from.to_canonical() {
+        IpAddr::V4(_) => MAX_HANDSHAKES_PER_ADDRESS,
+        IpAddr::V6(_) => MAX_HANDSHAKES_PER_NETWORK,
     }
 }
 
@@ -271,6 +302,24 @@ mod tests {
                 cookie_of(test.check(other, &second, 2));
             }
         }
+    }
+
+    #[test]
+    fn a_sender_with_its_cookie_is_not_accepted_without_end() {
+        let mut test = Test::new();
+        test.flood(0);
+        let mut macs = MacSender::new(&OURS);
+        let first = signed(&mut macs, INITIATION_LENGTH, test.start);
+        let cookie = cookie_of(test.check("192.0.2.1:7", &first, 0));
+        macs.receive_cookie(&cookie, test.start).unwrap();
+        let message = signed(&mut macs, INITIATION_LENGTH, test.start);
+        for number in 0..2 * MAX_HANDSHAKES_PER_ADDRESS {
+            let expected =
+                if number < MAX_HANDSHAKES_PER_ADDRESS { Verdict::Accept } else { Verdict::Refuse };
+            assert_eq!(test.check("192.0.2.1:7", &message, 0), expected, "{number}");
+        }
+        test.flood(1_000);
+        assert_eq!(test.check("192.0.2.1:7", &message, 1_000), Verdict::Accept, "in the next second");
     }
 
     #[test]

@@ -65,8 +65,10 @@ impl LoopbackPort {
     pub fn open() -> io::Result<Self> {
         let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
         socket.set_nonblocking(true)?;
-        // The system may allow less.
-        drop(socket.set_recv_buffer_size(BUFFER));
+        // WireGuard sends as much at once as a connection does. Without CAP_NET_ADMIN the system may allow less.
+        if setsockopt(&socket, sockopt::RcvBufForce, &BUFFER).is_err() {
+            drop(socket.set_recv_buffer_size(BUFFER));
+        }
         drop(socket.set_send_buffer_size(BUFFER));
         setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?;
         // The address cannot be a network. What arrives at other interfaces is not for this socket.

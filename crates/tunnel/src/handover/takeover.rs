@@ -125,7 +125,11 @@ impl Takeover {
             Phase::Handshaking { until }
                 if now >= until || self.peers.iter().all(|peer| is_ready(&peer.key)) =>
             {
-                self.take_tunnel(now)?;
+                match self.take_tunnel(now) {
+                    // Full of datagrams that the old process has yet to read: tried again when the next phase is looked for.
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    result => result?,
+                }
             }
             Phase::Draining { until } => return Ok(now < until),
             Phase::Connected | Phase::Handshaking { .. } => {}

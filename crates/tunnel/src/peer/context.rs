@@ -1,6 +1,7 @@
 //! What a peer needs of its device to act.
 
 use std::collections::HashMap;
+use std::time::SystemTime;
 
 use fairlead_api::wireguard::PublicKey;
 use fairlead_wireguard::{Now, Random};
@@ -13,6 +14,9 @@ const MIN_INDEXES: usize = 64;
 /// The clocks and randomness of one moment, and what the peers of a device share.
 pub(crate) struct Context<'a> {
     pub(crate) now: Now,
+    /// For the time stamps of handshakes: the wall clock when the device started, and the time since then. Peers refuse one that is
+    /// older than the last (WireGuard paper 5.1), so a wall clock that is set back must not show in them.
+    pub(crate) steady_wall: SystemTime,
     pub(crate) random: &'a mut dyn Random,
     pub(crate) indexes: &'a mut Indexes,
     pub(crate) both_ways: &'a mut BothWays,

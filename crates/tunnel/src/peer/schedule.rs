@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fairlead_wireguard::Due;
+use fairlead_wireguard::{Due, Tunnel};
 
 use super::{CONFIRMATION_TIMEOUT, Context, Peer};
 
@@ -41,24 +41,35 @@ impl Peer {
         let now = context.now.instant;
         while let Some(due) = self.tunnel.as_mut().and_then(|tunnel| tunnel.take_due(now, context.random)) {
             match due {
-                // Nothing needs the session of a handshake that was not answered.
-                Due::Handshake if self.is_idle(now) => self.rest(),
+                // Nothing needs the session of a handshake that was not answered. With a cookie the next one is.
+                Due::Handshake if !std::mem::take(&mut self.has_new_cookie) && self.is_idle(now) => {
+                    self.rest()
+                }
                 Due::Handshake => self.initiate(true, context),
                 Due::Keepalive => drop(self.send_empty(context)),
+                // A session that works stays.
                 Due::GaveUp => {
                     self.staged.clear();
-                    self.rest();
+                    self.rest_if_idle(now);
                 }
-                Due::Expired if self.is_idle(now) => self.rest(),
-                Due::Expired => {}
+                Due::Expired => self.rest_if_idle(now),
             }
         }
     }
 
-    /// Whether there is neither a session, nor a packet that waits for one, nor a repetition to come.
+    fn rest_if_idle(&mut self, now: Instant) {
+        if self.is_idle(now) {
+            self.rest();
+        }
+    }
+
+    /// Whether there is neither a session, also one that the peer has yet to confirm, nor a packet that waits for one, nor a repetition
+    /// to come.
     fn is_idle(&self, now: Instant) -> bool {
-        let is_answering = self.answered.is_some_and(|at| now.saturating_duration_since(at) < ANSWER_TIMEOUT);
-        self.staged.is_empty() && self.next_repeat().is_none() && !is_answering && !self.is_live(now)
+        let has_session = |tunnel: &Tunnel| tunnel.is_established(now) || tunnel.awaits_confirmation(now);
+        self.staged.is_empty()
+            && self.next_repeat().is_none()
+            && !self.tunnel.as_deref().is_some_and(has_session)
     }
 
     /// Starts a handshake, also beside a session, which serves on until there is a new one.
@@ -125,7 +136,7 @@ impl Peer {
 
     /// When the next persistent keepalive is due, or the handshake that it needs.
     fn keepalive_at(&self, now: Instant, pace: &Pace) -> Option<Instant> {
-        let interval = self.keepalive_interval().filter(|_| self.path.is_some())?;
+        let interval = self.keepalive_interval().filter(|_| self.may_ask())?;
         if self.is_live(now) {
             return self.last_sent.map_or(Some(now), |last| last.checked_add(interval));
         }

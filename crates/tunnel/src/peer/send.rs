@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use fairlead_wireguard::{DATA_HEADER_LENGTH, TAG_LENGTH};
+use fairlead_wireguard::{DATA_HEADER_LENGTH, Now, TAG_LENGTH};
 
 use super::{CONFIRMATION_TIMEOUT, Context, MAX_STAGED, Peer};
 use crate::ecn::Ecn;
@@ -13,7 +13,7 @@ use crate::outbox::Destination;
 impl Peer {
     /// Sends the packets that one read of the TUN gave, or keeps them until there is a session.
     pub(crate) fn send(&mut self, mut packets: Split<'_>, context: &mut Context<'_>) {
-        if self.path.is_none() {
+        if !self.may_ask() {
             return;
         }
         let now = context.now.instant;
@@ -114,13 +114,23 @@ impl Peer {
         }
     }
 
+    /// Whether a handshake with it can be begun.
+    pub(super) fn may_ask(&self) -> bool {
+        self.path.is_some() && !self.has_unusable_key
+    }
+
     /// Sends an initiation, unless one of the last seconds is unanswered and `again` is false.
     pub(super) fn initiate(&mut self, again: bool, context: &mut Context<'_>) {
-        if self.path.is_none() {
+        if !self.may_ask() {
             return;
         }
         let index = context.indexes.free(context.random);
-        let Some(message) = self.tunnel().initiate(again, index, context.now, context.random) else { return };
+        let now = Now { wall: context.steady_wall, ..context.now };
+        let tunnel = self.tunnel();
+        let Some(message) = tunnel.initiate(again, index, now, context.random) else {
+            self.has_unusable_key = !tunnel.is_handshaking();
+            return;
+        };
         context.indexes.insert(index, self.key);
         self.attempted = Some(context.now.instant);
         if let Some(repeats) = &mut self.repeats {

@@ -22,9 +22,10 @@ const MAX_UNSENT: usize = 1 << 20;
 const PLAIN: [u8; offload::HEADER_LENGTH] = [0; offload::HEADER_LENGTH];
 
 impl Pump {
-    pub(super) fn read_network(&mut self, receiver: &mut Receiver, now: Now) {
+    /// Reads those of the sockets that are `ready`, IPv4 first.
+    pub(super) fn read_network(&mut self, ready: [bool; 2], receiver: &mut Receiver, now: Now) {
         let Some(sockets) = self.sockets.clone() else { return };
-        for socket in sockets.descriptors() {
+        for (socket, _) in sockets.descriptors().zip(ready).filter(|(_, is_ready)| *is_ready) {
             for _ in 0..MAX_READS {
                 match receiver.receive(socket) {
                     Ok(Some(received)) => self.receive(received, None, now),

@@ -30,3 +30,15 @@ fn a_peer_whose_initiations_are_refused_gets_a_session_by_a_handshake_towards_it
     exchange(&mut set_back, &mut b, Vec::new(), answer);
     assert_eq!(set_back.delivered.len(), 1);
 }
+
+#[test]
+fn a_clock_that_is_set_back_while_the_device_runs_does_not_show_in_its_handshakes() {
+    let (mut a, mut b) = connected();
+    let later = after(Duration::from_secs(60));
+    let set_back = Now { wall: later.wall - Duration::from_secs(3600), ..later };
+    let mut out = Outbox::default();
+    let handshakes = BTreeSet::from([b.public()]);
+    a.engine.apply(&DeviceChange { handshakes, ..DeviceChange::default() }, set_back, &mut out);
+    let initiation = sent(out);
+    assert_eq!(b.receive_at(later, a.address, &initiation[0].bytes).len(), 1, "it is answered");
+}

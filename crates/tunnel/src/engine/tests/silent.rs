@@ -120,3 +120,44 @@ fn thousands_of_peers_are_not_asked_all_at_once() {
     asked.dedup();
     assert_eq!(asked.len(), 1_000, "all in the end");
 }
+
+/// A peer whose key is a point of low order (RFC 7748, section 6.1), as only a hostile node publishes.
+#[test]
+fn a_peer_with_an_unusable_key_costs_nothing() {
+    let mut a = Node::new(1);
+    let mut key = [0; 32];
+    key[0] = 1;
+    let mut change = set_peer(PublicKey(key), "192.0.2.9:9".parse().ok(), &["10.0.0.9/32"]);
+    change.set_peers.values_mut().for_each(|config| config.persistent_keepalive = Some(25));
+    let start = Now::read();
+    assert!(a.change(&change).unwrap().is_empty());
+    assert!(a.send(&packet("10.0.0.1", "10.0.0.9", 60)).is_empty());
+    let mut now = start;
+    let mut ticks = 0;
+    while let Some(due) =
+        a.engine.poll_timeout().filter(|due| *due < start.instant + Duration::from_secs(600))
+    {
+        now.instant = now.instant.max(due);
+        assert!(a.tick(now).1.is_empty());
+        ticks += 1;
+        assert!(ticks < 600, "it never rests");
+    }
+}
+
+#[test]
+fn a_handshake_that_is_given_up_leaves_a_session_that_works() {
+    let (mut a, mut b) = connected();
+    let start = after(Duration::from_secs(1));
+    let handshakes = std::collections::BTreeSet::from([b.public()]);
+    a.ahead = Duration::from_secs(1);
+    assert_eq!(a.change(&DeviceChange { handshakes, ..DeviceChange::default() }).unwrap().len(), 1);
+    // All handshakes are lost, and the session is used.
+    for second in 1..=100 {
+        let now = Now { instant: start.instant + Duration::from_secs(second), ..start };
+        drop(a.tick(now));
+        for datagram in b.send_at(now, &packet("10.0.0.2", "10.0.0.1", 60)) {
+            a.receive_at(now, b.address, &datagram.bytes);
+        }
+    }
+    assert_eq!(a.delivered.len(), 100);
+}
