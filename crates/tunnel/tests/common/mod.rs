@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every test program uses its part of this")]
 
 pub(crate) mod handover;
+pub(crate) mod wireguard_go;
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};

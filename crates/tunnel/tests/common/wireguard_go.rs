@@ -1,0 +1,83 @@
+//! An independent judge: wireguard-go, from its Go module.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use nix::fcntl::{Flock, FlockArg};
+
+use super::{NAME, Namespace, Node, keys, until};
+
+const MODULE: &str = "golang.zx2c4.com/wireguard";
+const VERSION: &str = "v0.0.0-20260522210424-ecfc5a8d5446";
+
+/// The program, built once per machine into the user's cache.
+fn wireguard_go() -> PathBuf {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map_or_else(
+        || PathBuf::from(std::env::var_os("HOME").expect("HOME says where the cache is")).join(".cache"),
+        PathBuf::from,
+    );
+    let directory = cache.join("fairlead").join(format!("wireguard-go-{VERSION}"));
+    fs::create_dir_all(&directory).unwrap();
+    let lock = File::create(directory.join("lock")).unwrap();
+    let _lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, errno)| errno).unwrap();
+    let program = directory.join("wireguard");
+    if !program.exists() {
+        let built = Command::new("go")
+            .args(["install", &format!("{MODULE}@{VERSION}")])
+            .env("GOBIN", &directory)
+            .output()
+            .expect("Go is needed to build wireguard-go");
+        assert!(built.status.success(), "building wireguard-go: {}", String::from_utf8_lossy(&built.stderr));
+    }
+    program
+}
+
+/// A running wireguard-go with inner addresses `10.8.0.9` and `fd00:8::9`.
+pub(crate) struct Judge {
+    pub(crate) namespace: Namespace,
+    process: Child,
+    private: PrivateKey,
+    pub(crate) public: PublicKey,
+}
+
+impl Judge {
+    pub(crate) fn start(namespace: Namespace) -> Self {
+        let program = wireguard_go();
+        let process = namespace
+            .run(|| {
+                Command::new(program).args(["-f", NAME]).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+            })
+            .unwrap();
+        let (private, public) = keys();
+        let judge = Self { namespace, process, private, public };
+        until("wireguard-go answers", || {
+            let show = || Command::new("wg").args(["show", NAME]).output().unwrap().status.success();
+            judge.namespace.run(show)
+        });
+        judge.namespace.sh(&format!(
+            "ip addr add 10.8.0.9/24 dev {NAME}; ip addr add fd00:8::9/64 dev {NAME} nodad; \
+             ip link set {NAME} mtu 1420 up"
+        ));
+        judge
+    }
+
+    /// Configures it with our device as its only peer.
+    pub(crate) fn peer_with(&self, node: &Node, more: &str) {
+        let key = self.private.to_base64();
+        let [v4, v6] = node.inner_prefixes();
+        self.namespace.run(|| fs::write("/run/wireguard/key", key)).unwrap();
+        self.namespace.sh(&format!(
+            "wg set {NAME} private-key /run/wireguard/key listen-port 51820 peer {} allowed-ips {v4},{v6} {more}",
+            node.public
+        ));
+    }
+}
+
+impl Drop for Judge {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
