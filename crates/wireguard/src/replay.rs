@@ -31,6 +31,12 @@ impl ReplayWindow {
         Self { words: Box::default(), limit: MAX_WORDS, greatest: None }
     }
 
+    /// Whether no counter has been recorded.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.greatest.is_none()
+    }
+
     /// Whether [`Self::check_and_record`] would accept `counter`. To be asked before decryption, so that a replayed message costs
     /// no computation.
     #[inline]

@@ -82,6 +82,28 @@ impl Session {
         self
     }
 
+    /// Whether [`Self::retired`] was called: this node never sends in it again.
+    pub(crate) fn is_retired(&self) -> bool {
+        matches!(self.sending, Sending::Over)
+    }
+
+    /// Whether a message of the peer has arrived in it.
+    pub(crate) fn is_used(&self) -> bool {
+        !self.window.is_empty()
+    }
+
+    /// Whether the response that made it was sent, or received, before `instant`.
+    #[inline]
+    pub(crate) fn is_from_before(&self, instant: Instant) -> bool {
+        self.created < instant
+    }
+
+    /// Whether this session is older than the other one.
+    #[inline]
+    pub(crate) fn precedes(&self, other: &Self) -> bool {
+        self.is_from_before(other.created)
+    }
+
     /// The key to send with, if that is still allowed.
     #[inline]
     pub(crate) fn send_key(&self, now: Instant) -> Option<&Arc<SendKey>> {

@@ -16,7 +16,7 @@ use crate::mac::MacSender;
 use crate::now::Now;
 use crate::random::Random;
 use crate::session::{REJECT_AFTER_TIME, Session};
-use crate::timers::{Due, REKEY_ON_RECEIVE, Timers};
+use crate::timers::{Due, REKEY_ON_RECEIVE, REKEY_TIMEOUT, Timers};
 use pending::Pending;
 
 mod handshakes;
@@ -32,7 +32,8 @@ pub use sealer::Sealer;
 /// It makes and takes messages; sending them, finding the peer of a message and keeping packets while there is no session are the
 /// caller's. Whatever was called, [`Self::take_due`] may have something new, and [`Self::poll_timeout`] may have changed.
 ///
-/// It takes less than 4 KiB with its heap, and less than 3 KiB where there is little traffic.
+/// With two sessions, it takes less than 4 KiB with its heap, and less than 3 KiB where there is little traffic. While handshakes
+/// of both peers cross, there is a third session, until the peer uses one of the new ones.
 pub struct Tunnel {
     identity: Arc<Identity>,
     peer: PublicKey,
@@ -41,9 +42,10 @@ pub struct Tunnel {
     timers: Timers,
     /// The session that this node sends in.
     current: Option<Box<Session>>,
-    /// The one before, for messages that are still under way.
+    /// The one before, for messages that are still under way. It is retired, unless the peer may still come to use it.
     previous: Option<Box<Session>>,
-    /// The session of the last response that this node has sent, until the peer uses it.
+    /// The session of the last response that this node has sent, until the peer uses it. It is retired if this node will not send
+    /// in it even then.
     next: Option<Box<Session>>,
     /// Initiations without answer.
     pending: Pending,
@@ -114,20 +116,38 @@ impl Tunnel {
             .find(with_index)
             .ok_or(Error::UnknownIndex)?;
         let inner = session.open(header, datagram, now.instant)?;
-        let is_first = self.next.as_ref().is_some_and(|next| next.local_index == header.index);
-        if is_first {
-            self.confirm(now);
-        }
+        let is_current = self.current.as_ref().is_some_and(|current| current.local_index == header.index);
+        let is_first = !is_current && self.used_other(header.index, now);
         self.received(header.index, inner.len(), now.instant);
         Ok(Opened { inner, index: header.index, counter: header.counter, is_first })
     }
 
-    /// The peer has used the session of the last response (`wg_noise_received_with_keypair` of the kernel's `noise.c`).
+    /// The peer has used a session that is not the current one. Whether that has confirmed the one of the last response.
     #[cold]
-    fn confirm(&mut self, now: Now) {
-        let Some(mut session) = self.next.take() else { return };
+    fn used_other(&mut self, index: u32, now: Now) -> bool {
+        if let Some(next) = self.next.take_if(|next| next.local_index == index) {
+            if next.is_retired() {
+                self.previous = Some(next);
+                return false;
+            }
+            self.confirm(next, now);
+            return true;
+        }
+        let is_wanted = |session: &mut Box<Session>| session.local_index == index && !session.is_retired();
+        if let Some(session) = self.previous.take_if(is_wanted) {
+            // The peer has changed to this node's session after this node had changed to the peer's.
+            self.previous = self.current.replace(session).map(Session::retired);
+        }
+        false
+    }
+
+    /// The peer has used the session of the last response (`wg_noise_received_with_keypair` of the kernel's `noise.c`).
+    fn confirm(&mut self, mut session: Box<Session>, now: Now) {
         session.confirm();
-        self.previous = self.current.replace(session).map(Session::retired);
+        // With a newer one that the peer has not used, the handshakes have crossed: it may be about to.
+        let may_come = |last: &Session| session.precedes(last) && !last.is_used();
+        let last = self.current.take().map(|last| if may_come(&last) { last } else { last.retired() });
+        (self.previous, self.current) = (last, Some(session));
         self.timers.handshake_completed();
         self.pending.clear();
         self.last_handshake = Some(now.wall);
@@ -137,7 +157,13 @@ impl Tunnel {
     fn received(&mut self, index: u32, length: usize, now: Instant) {
         self.timers.message_received(length > 0, now);
         let Some(session) = &self.current else { return };
-        if session.local_index == index && !self.pending.is_empty() && !self.timers.is_attempting() {
+        let is_current = session.local_index == index;
+        // The peer would use a session that it has begun later than this one; what it sends does not take so long.
+        let is_stale = |next: &mut Box<Session>| next.precedes(session) || next.is_older(REKEY_TIMEOUT, now);
+        if is_current && self.next.is_some() {
+            self.next.take_if(is_stale);
+        }
+        if is_current && !self.pending.is_empty() && !self.timers.is_attempting() {
             // The peer uses the session. An answer to a later initiation than the one that led to it is no longer needed.
             self.pending.clear();
         }
@@ -154,7 +180,9 @@ impl Tunnel {
 
     /// Whether a response was sent that the peer may still confirm by using its session.
     pub fn awaits_confirmation(&self, now: Instant) -> bool {
-        self.next.as_ref().is_some_and(|session| !session.is_older(REJECT_AFTER_TIME, now))
+        self.next
+            .as_ref()
+            .is_some_and(|session| !session.is_retired() && !session.is_older(REJECT_AFTER_TIME, now))
     }
 
     /// When the last handshake was completed: the peer has answered, or confirmed a session by using it.

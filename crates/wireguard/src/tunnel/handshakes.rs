@@ -83,10 +83,10 @@ impl Tunnel {
     /// not changed then: the true response may still come.
     pub fn finish(&mut self, response: &[u8], now: Now) -> Result<(), Error> {
         let index = message::receiver_index(response).ok_or(Error::Malformed)?;
-        let initiator = self.pending.get(index).ok_or(Error::UnknownIndex)?;
+        let (initiator, sent) = self.pending.get(index).ok_or(Error::UnknownIndex)?;
         let keys = initiator.finish(response, self.preshared_key.as_deref())?;
         self.pending.remove_through(index);
-        self.begin_session(&keys, now.instant);
+        self.begin_session(&keys, sent, now.instant);
         self.timers.response_received(now.instant);
         self.last_handshake = Some(now.wall);
         Ok(())
@@ -101,17 +101,32 @@ impl Tunnel {
         self.macs.receive_cookie(reply, now)
     }
 
-    /// The initiator's half of the kernel's `add_new_keypair` (`noise.c`). A session that the peer has not confirmed is the
-    /// better previous one: the peer may have begun to use it when it sent the response.
-    fn begin_session(&mut self, keys: &SessionKeys, now: Instant) {
-        let last = self.next.take().or(self.current.take());
-        self.previous = last.map(Session::retired);
-        self.current = Some(Session::new(keys, now));
+    /// The initiator's half of the kernel's `add_new_keypair` (`noise.c`), for an initiation sent at `sent`.
+    ///
+    /// If each node has sent its initiation before it got the other's, the handshakes have crossed, and both nodes may finish both.
+    /// (The kernel cannot: an initiation that it takes overwrites its own.) The session that the node with the lower key has begun is
+    /// to stay. The other node sends in its own one until the peer uses the first, so nothing depends on a message that may be lost,
+    /// nor on the peer having the same rule.
+    fn begin_session(&mut self, keys: &SessionKeys, sent: Instant, now: Instant) {
+        let stays = self.identity.public().0 < self.peer.0;
+        // Otherwise the peer has answered this initiation after it had begun the session of its own one.
+        let has_crossed = |next: &Session| !next.is_from_before(sent);
+        self.next =
+            self.next.take().map(|next| if !stays && has_crossed(&next) { next } else { next.retired() });
+        let last = self.current.replace(Session::new(keys, now));
+        // The peer goes on in the session that it has used, until it gets something in the new one.
+        let is_needed = |last: &Session| last.is_used() || self.previous.is_none();
+        let last = last.filter(|last| is_needed(last));
+        self.previous = last.or(self.previous.take()).map(Session::retired);
     }
 
-    /// The responder's half: two sessions, and no third one beside them.
+    /// The responder's half. Of the older sessions only those stay in which the peer may still be sending.
     fn await_confirmation(&mut self, keys: &SessionKeys, now: Instant) {
-        self.previous = None;
-        self.next = Some(Session::new(keys, now));
+        let last = self.next.replace(Session::new(keys, now));
+        if self.current.as_ref().is_none_or(|current| current.is_used()) {
+            self.previous = None;
+        } else if self.previous.is_none() {
+            self.previous = last.filter(|last| last.is_retired());
+        }
     }
 }

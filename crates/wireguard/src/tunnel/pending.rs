@@ -28,9 +28,10 @@ impl Pending {
         self.iter().next().map(|handshake| handshake.sent)
     }
 
-    /// The one with this index.
-    pub(super) fn get(&self, index: u32) -> Option<&Initiator> {
-        self.iter().map(|handshake| &handshake.initiator).find(|initiator| initiator.index() == index)
+    /// The one with this index, and when its initiation was sent.
+    pub(super) fn get(&self, index: u32) -> Option<(&Initiator, Instant)> {
+        let handshake = self.iter().find(|handshake| handshake.initiator.index() == index)?;
+        Some((&handshake.initiator, handshake.sent))
     }
 
     /// Forgets the one with this index, which was answered, and older ones. To a newer one there may be another answer: the peer

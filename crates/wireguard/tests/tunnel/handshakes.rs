@@ -286,6 +286,7 @@ fn messages_under_way_are_received_in_the_previous_session() {
         assert!(send(&mut a, &mut b, b"", clock.now()).is_first);
         assert_eq!(b.open(&under_way[0], clock.now()).unwrap().0, b"to b");
         assert_eq!(b.open(&under_way[0], clock.now()), Err(Error::Replayed));
+        send(&mut b, &mut a, b"", clock.now());
         assert_eq!((a.tunnel.indexes().count(), b.tunnel.indexes().count()), (2, 2));
 
         shake(&mut a, &mut b, clock.advance(SECOND));
@@ -293,6 +294,54 @@ fn messages_under_way_are_received_in_the_previous_session() {
         assert_eq!(a.open(&under_way[1], clock.now()), Err(Error::UnknownIndex), "the last but one is gone");
         assert_eq!((a.tunnel.indexes().count(), b.tunnel.indexes().count()), (2, 2));
     }
+}
+
+/// The peer goes on in the session that it has, when nothing in the new one has reached it.
+#[test]
+fn a_session_that_the_peer_has_not_used_does_not_end_the_one_before() {
+    let (mut a, mut b, mut clock) = established();
+    for _ in 0..2 {
+        shake(&mut a, &mut b, clock.advance(SECOND));
+        a.seal(b"lost", clock.now()).unwrap();
+        send(&mut b, &mut a, b"old session", clock.now());
+    }
+    b.initiate(true, clock.advance(SECOND))
+        .map(|initiation| a.respond(&initiation, clock.now()))
+        .unwrap()
+        .unwrap();
+    send(&mut b, &mut a, b"old session", clock.now());
+}
+
+/// The peer has confirmed the first session, so it has no use for the answer to its second initiation.
+#[test]
+fn a_late_second_answer_does_not_displace_the_session_in_use() {
+    let (mut a, mut b, mut clock) = strangers();
+    let initiations = [0; 2].map(|_| a.initiate(true, clock.advance(SECOND)).unwrap());
+    let response = b.respond(&initiations[0], clock.now()).unwrap();
+    a.tunnel.finish(&response, clock.now()).unwrap();
+    send(&mut a, &mut b, b"data", clock.now());
+    send(&mut b, &mut a, b"data", clock.now());
+    b.respond(&initiations[1], clock.advance(SECOND)).unwrap();
+    // The peer sends in the first session while this node begins another one.
+    let initiation = b.initiate(true, clock.advance(SECOND)).unwrap();
+    let response = a.respond(&initiation, clock.now()).unwrap();
+    b.tunnel.finish(&response, clock.now()).unwrap();
+    send(&mut a, &mut b, b"first session", clock.now());
+    assert!(send(&mut b, &mut a, b"new session", clock.now()).is_first);
+    send(&mut a, &mut b, b"new session", clock.now());
+    assert_eq!(b.tunnel.indexes().count(), 2);
+}
+
+#[test]
+fn a_session_that_is_not_confirmed_ends_when_the_peer_goes_on_without() {
+    let (mut a, mut b, mut clock) = established();
+    let initiation = a.initiate(true, clock.advance(SECOND)).unwrap();
+    b.respond(&initiation, clock.now()).unwrap();
+    send(&mut a, &mut b, b"data", clock.advance(4 * SECOND));
+    assert!(b.tunnel.awaits_confirmation(clock.now().instant));
+    send(&mut a, &mut b, b"data", clock.advance(SECOND));
+    assert!(!b.tunnel.awaits_confirmation(clock.now().instant));
+    assert_eq!(b.tunnel.indexes().count(), 1);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Two tunnels against each other.
 #![cfg(test)]
 
+mod crossing;
 mod handshakes;
 mod loss;
 mod support;
