@@ -49,12 +49,12 @@ fn exchange(node: &Node, kernel: &Kernel) {
         let theirs = theirs.parse().unwrap();
         node.reaches(theirs);
         std::thread::scope(|scope| {
-            scope.spawn(|| transfer(&node.namespace, &kernel.namespace, theirs, 4));
-            scope.spawn(|| transfer(&kernel.namespace, &node.namespace, ours, 4));
+            scope.spawn(|| transfer(&node.namespace, &kernel.namespace, theirs, 1));
+            scope.spawn(|| transfer(&kernel.namespace, &node.namespace, ours, 1));
         });
     }
     let state = node.peer(&kernel.public);
-    assert!(state.last_handshake.is_some() && state.tx_bytes > 8 << 20 && state.rx_bytes > 8 << 20);
+    assert!(state.last_handshake.is_some() && state.tx_bytes > 2 << 20 && state.rx_bytes > 2 << 20);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn the_kernel_initiates_with_a_preshared_key() {
     exchange(&node, &kernel);
 }
 
-/// A new session beside the one that carries a transfer, which a new endpoint asks the kernel for again and again.
+/// New sessions beside the one that carries a transfer.
 #[test]
 #[ignore = "needs WireGuard in the kernel: the VM ring runs it"]
 fn sessions_are_renewed_under_load() {
@@ -104,7 +104,8 @@ fn sessions_are_renewed_under_load() {
                 handshakes,
                 ..fairlead_api::wireguard::DeviceChange::default()
             });
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            // Longer than a round trip of a machine that is emulated beside others.
+            std::thread::sleep(std::time::Duration::from_secs(1));
         }
     });
 }
