@@ -78,6 +78,11 @@ fn drop_long_datagrams(world: &World, families: &[&str]) {
          table inet testdrop {{\nchain input {{\ntype filter hook input priority 0\n{rules}}}\n}}"
     );
     node(world, "rack-1").host.shell(&format!("nft -f - <<'END'\n{table}\nEND")).unwrap();
+    // The rule compares the length of what a cable carries, which is that of a whole batch unless it is cut before.
+    let cut = "for link in $(ip -o link show type veth | cut -d: -f2 | cut -d@ -f1); do ip link set $link gso_max_segs 1; done";
+    for name in ["rack-1", "rack-2"] {
+        node(world, name).host.shell(cut).unwrap();
+    }
 }
 
 /// The problem `PathMTU` of a node, if it has it.
