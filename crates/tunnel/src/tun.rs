@@ -38,9 +38,7 @@ const UDP_OFFLOADS: libc::c_uint = libc::TUN_F_USO4 | libc::TUN_F_USO6;
 pub(crate) struct Offloads {
     /// Each packet has a header of [`HEADER_LENGTH`] bytes before it. Only an interface that another process has attached has none.
     pub(crate) header: bool,
-    /// Large packets of TCP are read, and may be written.
-    pub(crate) tcp: bool,
-    /// Large packets of UDP, too.
+    /// Large packets of UDP are read, and may be written; those of TCP may be written wherever there is a header.
     pub(crate) udp: bool,
 }
 
@@ -95,7 +93,7 @@ impl Tun {
 
     /// Asks for all, then for less.
     fn agree_on_offloads(&self) -> Result<Offloads, Error> {
-        let all = Offloads { header: true, tcp: true, udp: true };
+        let all = Offloads { header: true, udp: true };
         for (offloads, features) in
             [(all, TCP_OFFLOADS | UDP_OFFLOADS), (Offloads { udp: false, ..all }, TCP_OFFLOADS)]
         {

@@ -26,7 +26,7 @@ pub(crate) const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 const ERASE_AFTER_TIME: Duration = REJECT_AFTER_TIME.saturating_mul(3);
 /// How long after data was sent, and nothing came back, a new handshake begins (WireGuard paper 6.5), without jitter.
 const NEW_HANDSHAKE_TIMEOUT: Duration = KEEPALIVE_TIMEOUT.saturating_add(REKEY_TIMEOUT);
-/// By up to so much handshakes are later, differently each time, lest both peers begin at once and do so for ever.
+/// The longest random delay of a handshake: without one, two peers could begin at the same moment again and again.
 const MAX_JITTER: Duration = Duration::from_millis(333);
 
 /// What a peer has to do now.

@@ -13,6 +13,7 @@ mod answers;
 mod both_ways;
 mod clock;
 mod hostile;
+mod keepalives;
 mod rotation;
 mod silent;
 mod unanswered;
@@ -452,19 +453,6 @@ fn preshared_keys_must_agree() {
 }
 
 #[test]
-fn keepalives_are_sent_at_once_and_then_at_their_interval() {
-    let (mut a, mut b) = connected();
-    let start = Now::read();
-    let mut change = set_peer(b.public(), None, &["10.0.0.2/32"]);
-    change.set_peers.values_mut().for_each(|config| config.persistent_keepalive = Some(25));
-    a.change(&change).unwrap();
-    let after = |seconds| Now { instant: start.instant + Duration::from_secs(seconds), ..start };
-    let sent: Vec<usize> = [1, 20, 27, 40, 53].map(|seconds| a.tick(after(seconds)).1.len()).to_vec();
-    assert_eq!(sent, [1, 0, 1, 0, 1]);
-    b.tick(after(53));
-}
-
-#[test]
 fn a_packet_that_was_overtaken_does_not_move_the_endpoint_back() {
     let (mut a, mut b) = connected();
     let old = a.send(&packet("10.0.0.1", "10.0.0.2", 60)).remove(0);
@@ -479,30 +467,6 @@ fn a_packet_that_was_overtaken_does_not_move_the_endpoint_back() {
     let newer = a.send(&packet("10.0.0.1", "10.0.0.2", 60)).remove(0);
     b.receive_at(later, slow, &newer.bytes);
     assert_eq!(b.state(&a).config.endpoint, Some(slow));
-}
-
-#[test]
-fn each_end_sends_keepalives_whatever_it_receives() {
-    let (mut a, mut b) = connected();
-    let start = Now::read();
-    for (node, peer) in [(&mut a, b.public()), (&mut b, public_key(&PrivateKey([1; 32])))] {
-        let mut change = set_peer(peer, None, &[]);
-        change.set_peers.values_mut().for_each(|config| config.persistent_keepalive = Some(25));
-        node.change(&change).unwrap();
-    }
-    let (mut from_a, mut from_b) = (0, 0);
-    for second in 1..=90 {
-        let now = Now { instant: start.instant + Duration::from_secs(second), ..start };
-        for datagram in a.tick(now).1 {
-            from_a += 1;
-            b.receive_at(now, a.address, &datagram.bytes);
-        }
-        for datagram in b.tick(now).1 {
-            from_b += 1;
-            a.receive_at(now, b.address, &datagram.bytes);
-        }
-    }
-    assert_eq!((from_a, from_b), (4, 4), "after 1, 26, 51 and 76 s");
 }
 
 #[test]

@@ -207,7 +207,7 @@ fn a_forged_message_changes_no_timer() {
     assert_eq!(a.tunnel.poll_timeout(), before);
 }
 
-/// WireGuard paper 6.2: `REKEY_AFTER_TIME`, and of both only the initiator, lest both begin.
+/// WireGuard paper 6.2: `REKEY_AFTER_TIME`, and only the initiator of the session does it, so that the two peers do not both begin a handshake.
 #[test]
 fn the_initiator_renews_an_old_session_when_it_sends() {
     for initiates in [true, false] {
