@@ -50,7 +50,7 @@ impl Device {
     /// When the settings cannot be used, the kernel has no TUN or refuses this one, or no thread can be started.
     pub fn start(settings: Settings) -> Result<Self, Error> {
         let mtu = settings.check()?;
-        let (handle, path_port, pump) = pump::spawn(&settings.name, open(&settings, mtu)?, mtu)?;
+        let (handle, path_port, pump) = pump::spawn(&settings, open(&settings, mtu)?, mtu)?;
         let control = settings.control_directory.as_deref().and_then(|directory| {
             Server::start(directory, handle.clone())
                 .inspect_err(|error| {

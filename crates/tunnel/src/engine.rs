@@ -19,6 +19,7 @@ use crate::inner;
 use crate::offload::Split;
 use crate::outbox::{Batch, Outbox};
 use crate::peer::{Context, Indexes, Pace, Peer};
+use crate::received::{Message, Session};
 use crate::udp::{Path, Received};
 
 mod both_ways;
@@ -223,7 +224,11 @@ impl Engine {
             let taken = if run > 0 { run } else { rest.len().min(received.length.max(1)) };
             let end = start.saturating_add(taken);
             if run > 0 {
-                self.receive_data(received, start..end, now, out, packets);
+                if let Some(session) = self.session(rest, now.instant) {
+                    let mut messages = Vec::new();
+                    session.decrypt(received.bytes, start..end, received.length, &mut messages);
+                    self.receive_decrypted(session.peer, (received, &messages), now, out, packets);
+                }
             } else if let Some(message) = rest.get(..taken) {
                 self.receive_message(message, received.path, now, out);
             }
@@ -231,32 +236,39 @@ impl Engine {
         }
     }
 
-    /// Takes data messages of one session, which are the `run` of what was received.
-    fn receive_data(
+    /// The session of everything that was received, if it is data messages of one session that may still be used.
+    pub(crate) fn session_of_all(&self, received: &Received<'_>, now: Instant) -> Option<Session> {
+        let run = data_run(received.bytes, received.length);
+        if run == received.bytes.len() { self.session(received.bytes, now) } else { None }
+    }
+
+    /// The session of the first of these data messages.
+    fn session(&self, messages: &[u8], now: Instant) -> Option<Session> {
+        let index = receiver_index(messages)?;
+        let peer = self.indexes.owner(index)?;
+        Some(Session { peer, key: self.peers.get(&peer)?.receive_key(index, now)? })
+    }
+
+    /// Takes the messages of one session that were decrypted. Where the inner packets are, if their sender may use their source
+    /// addresses, is appended to `packets`.
+    pub(crate) fn receive_decrypted(
         &mut self,
-        received: &mut Received<'_>,
-        run: Range<usize>,
+        peer: PublicKey,
+        (received, messages): (&mut Received<'_>, &[Message]),
         now: Now,
         out: &mut Outbox,
         packets: &mut Vec<Range<usize>>,
     ) {
-        let (path, length, first) = (received.path, received.length, packets.len());
-        let Some(messages) = received.bytes.get_mut(run.clone()) else { return };
-        let Some(sender) = receiver_index(messages).and_then(|index| self.indexes.owner(index)) else {
-            return;
-        };
-        self.with_peer(sender, now, out, |peer, context| {
-            let mut start = run.start;
-            for message in messages.chunks_mut(length.max(1)) {
-                if let Some(inner) =
-                    peer.receive_data(message, path, context).filter(|inner| !inner.is_empty())
-                {
+        let (path, first) = (received.path, packets.len());
+        self.with_peer(peer, now, out, |peer, context| {
+            for Message { range, decrypted } in messages {
+                let (start, inner) = (range.start, decrypted.inner());
+                if peer.receive_data(decrypted, range.len(), path, context) && !inner.is_empty() {
                     packets.push(inner.start.saturating_add(start)..inner.end.saturating_add(start));
                 }
-                start = start.saturating_add(message.len());
             }
         });
-        self.keep_permitted(sender, received, packets, first);
+        self.keep_permitted(peer, received, packets, first);
     }
 
     /// Of the packets from `first` on, keeps those whose sources are allowed addresses of their sender, without the padding behind them,

@@ -34,6 +34,7 @@ mod path_socket;
 mod peer;
 mod pump;
 mod raw_port;
+mod received;
 mod reserved_ports;
 pub mod roaming;
 mod settings;
@@ -42,6 +43,7 @@ mod uapi;
 mod udp;
 mod udp_port;
 mod unix;
+mod workers;
 
 pub use device::{Device, PendingHandover};
 pub use echo::{EchoSockets, checksum};
@@ -67,4 +69,17 @@ pub fn parse_control_request(text: &str) -> Result<String, String> {
 /// recorded messages; both processes parse the messages of the other one in the same way.
 pub fn parse_handover_message(bytes: &[u8]) -> Option<String> {
     handover::parse(bytes)
+}
+
+/// Cuts what one read of a TUN gave, a `struct virtio_net_hdr` and a packet, into the packets that are to be encrypted; `None` if header
+/// and packet do not fit together. Each packet is in a buffer that was made for the longest of them. For fuzz targets and recorded
+/// reads; the packet loop cuts reads in the same way.
+pub fn split_read(read: &[u8]) -> Option<Vec<Vec<u8>>> {
+    offload::split_read(read)
+}
+
+/// Joins a batch of decrypted packets for a TUN, which takes UDP segments if `udp` (Linux 6.2). Each result is for one write: a
+/// `struct virtio_net_hdr` and a packet. For fuzz targets and recorded packets; the packet loop joins packets in the same way.
+pub fn join_packets(packets: &[Vec<u8>], udp: bool) -> Vec<Vec<u8>> {
+    offload::join_packets(packets, udp)
 }

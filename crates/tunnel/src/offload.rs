@@ -19,6 +19,35 @@ pub(crate) use header::{LENGTH as HEADER_LENGTH, VnetHeader};
 pub(crate) use merge::{Frame, MAX_SEGMENTS, Merger};
 pub(crate) use split::{Split, split};
 
+/// See [`crate::split_read`].
+pub(crate) fn split_read(read: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let mut read = read.to_vec();
+    let (header, packet) = read.split_first_chunk_mut()?;
+    let mut split = split(&VnetHeader::read(header), packet).ok()?;
+    let next = || {
+        let mut packet = Vec::with_capacity(split.max_length());
+        split.append_next(&mut packet).then_some(packet)
+    };
+    Some(std::iter::from_fn(next).collect())
+}
+
+/// See [`crate::join_packets`].
+pub(crate) fn join_packets(packets: &[Vec<u8>], udp: bool) -> Vec<Vec<u8>> {
+    let (mut merger, mut buffer) = (Merger::new(udp), packets.concat());
+    let mut start = 0_usize;
+    for packet in packets {
+        let end = start.saturating_add(packet.len());
+        merger.push(&buffer, start..end);
+        start = end;
+    }
+    merger.finish(&mut buffer);
+    let write = |frame: Frame<'_>| {
+        let parts = frame.parts.iter().filter_map(|part| buffer.get(part.clone()));
+        std::iter::once(&frame.header[..]).chain(parts).flatten().copied().collect()
+    };
+    merger.frames().map(write).collect()
+}
+
 /// The value of a checksum field after one of the words it covers has changed from `before` to `after` (RFC 1624, equation 3).
 pub(crate) fn sum_changed(checksum: u16, before: u16, after: u16) -> u16 {
     checksum::Sum::default().plus_word(!checksum).minus_word(before).plus_word(after).checksum()

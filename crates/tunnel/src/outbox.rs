@@ -1,11 +1,14 @@
 //! Datagrams that wait to be sent, in batches of which each takes one system call.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use fairlead_api::wireguard::PublicKey;
+use fairlead_wireguard::SendKey;
 
 use crate::ecn::Ecn;
 use crate::udp::Path;
+use crate::workers::{Work, Workers};
 
 /// Datagrams of one batch: `UDP_MAX_SEGMENTS` of `include/linux/udp.h` before Linux 6.9.
 const MAX_DATAGRAMS: usize = 64;
@@ -19,9 +22,11 @@ const MAX_POOL: usize = 32;
 /// Where datagrams go, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Destination {
-    /// The peer whose counters include them; `None` for cookies and copies.
+    /// The peer whose counters include them, once; `None` for cookies.
     pub(crate) peer: Option<PublicKey>,
     pub(crate) path: Path,
+    /// Where copies of them go as well.
+    pub(crate) also: Option<Path>,
     pub(crate) ecn: Ecn,
 }
 
@@ -33,6 +38,8 @@ pub(crate) struct Batch {
     /// Of the last one.
     last_length: usize,
     datagrams: usize,
+    /// The key that they still have to be encrypted with: they have their counters.
+    key: Option<Arc<SendKey>>,
 }
 
 impl Batch {
@@ -51,14 +58,25 @@ impl Batch {
         self.bytes.chunks(self.datagram_length.max(1))
     }
 
-    fn last(&self) -> &[u8] {
-        let start = self.bytes.len().saturating_sub(self.last_length);
-        self.bytes.get(start..).unwrap_or_default()
+    /// Encrypts what is not encrypted yet.
+    pub(crate) fn encrypt(&mut self) {
+        let Some(key) = self.key.take() else { return };
+        let mut encrypted = 0_usize;
+        for datagram in self.bytes.chunks_mut(self.datagram_length.max(1)) {
+            if let Err(error) = key.encrypt(datagram) {
+                tracing::error!(%error, "packets lost: they cannot be encrypted");
+                break;
+            }
+            encrypted = encrypted.saturating_add(datagram.len());
+        }
+        // What is not encrypted must not leave.
+        self.bytes.truncate(encrypted);
     }
 
     /// Whether another one of at most `length` bytes may follow.
-    fn has_room(&self, length: usize) -> bool {
-        self.last_length == self.datagram_length
+    fn has_room(&self, key: Option<&Arc<SendKey>>, length: usize) -> bool {
+        self.key.as_ref().map(Arc::as_ptr) == key.map(Arc::as_ptr)
+            && self.last_length == self.datagram_length
             && length <= self.datagram_length
             && self.datagrams < MAX_DATAGRAMS
             && self.bytes.len().saturating_add(length) <= MAX_BATCH
@@ -72,18 +90,31 @@ pub(crate) struct Outbox {
     /// Of all batches.
     bytes: usize,
     pool: Vec<Vec<u8>>,
+    /// A batch is encrypted as soon as it is complete, while the processor has it in its cache: no other thread will.
+    encrypts_at_once: bool,
 }
 
 impl Outbox {
+    /// One whose batches these threads encrypt, if there are any.
+    pub(crate) fn new(workers: &Workers) -> Self {
+        Self { encrypts_at_once: !workers.share(), ..Self::default() }
+    }
+
     /// Appends a datagram of at most `max_length` bytes, which `write` appends to what is there; if it appends nothing, there is none.
-    /// Without room it is lost, and not written.
-    pub(crate) fn append(&mut self, to: &Destination, max_length: usize, write: impl FnOnce(&mut Vec<u8>)) {
+    /// Without room it is lost, and not written. With a key, it is a data message that has its counter and is to be encrypted.
+    pub(crate) fn append(
+        &mut self,
+        to: &Destination,
+        max_length: usize,
+        key: Option<&Arc<SendKey>>,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) {
         if self.bytes.saturating_add(max_length) > MAX_WAITING {
             return;
         }
-        let joins = self.batches.back().is_some_and(|last| last.to == *to && last.has_room(max_length));
+        let joins = self.batches.back().is_some_and(|last| last.to == *to && last.has_room(key, max_length));
         if !joins {
-            self.begin(*to);
+            self.begin(*to, key);
         }
         let Some(batch) = self.batches.back_mut() else { return };
         let before = batch.bytes.len();
@@ -105,22 +136,28 @@ impl Outbox {
 
     /// Appends a datagram as it is.
     pub(crate) fn push(&mut self, to: &Destination, datagram: &[u8]) {
-        self.append(to, datagram.len(), |bytes| bytes.extend_from_slice(datagram));
+        self.append(to, datagram.len(), None, |bytes| bytes.extend_from_slice(datagram));
     }
 
     /// Appends a message of a handshake.
     pub(crate) fn push_message(&mut self, peer: Option<PublicKey>, path: &Path, message: &[u8]) {
-        self.push(&Destination { peer, path: *path, ecn: Ecn::NOT_CAPABLE }, message);
+        self.push(&Destination { peer, path: *path, also: None, ecn: Ecn::NOT_CAPABLE }, message);
     }
 
-    /// The datagram that was appended last.
-    pub(crate) fn last(&self) -> &[u8] {
-        self.batches.back().map(Batch::last).unwrap_or_default()
+    fn begin(&mut self, to: Destination, key: Option<&Arc<SendKey>>) {
+        if self.encrypts_at_once {
+            self.batches.back_mut().into_iter().for_each(Batch::encrypt);
+        }
+        let (bytes, key) = (self.pool.pop().unwrap_or_default(), key.cloned());
+        let batch = Batch { to, bytes, datagram_length: 0, last_length: 0, datagrams: 0, key };
+        self.batches.push_back(batch);
     }
 
-    fn begin(&mut self, to: Destination) {
-        let bytes = self.pool.pop().unwrap_or_default();
-        self.batches.push_back(Batch { to, bytes, datagram_length: 0, last_length: 0, datagrams: 0 });
+    /// Encrypts what waits; several threads share the work where that is worth it.
+    pub(crate) fn encrypt(&mut self, workers: &mut Workers) {
+        let first = self.batches.iter().position(|batch| batch.key.is_some()).unwrap_or(self.batches.len());
+        workers.run(self.batches.drain(first..).map(Work::Encrypt));
+        self.batches.extend(workers.done().filter_map(Work::into_batch));
     }
 
     /// Whether nothing waits.
@@ -138,10 +175,11 @@ impl Outbox {
         self.batches.front()
     }
 
-    /// Takes the first batch; give it back with [`Self::recycle`] or [`Self::return_front`].
+    /// Takes the first batch, encrypted; give it back with [`Self::recycle`] or [`Self::return_front`].
     pub(crate) fn pop_front(&mut self) -> Option<Batch> {
-        let batch = self.batches.pop_front()?;
+        let mut batch = self.batches.pop_front()?;
         self.bytes = self.bytes.saturating_sub(batch.bytes.len());
+        batch.encrypt();
         Some(batch)
     }
 
@@ -181,7 +219,7 @@ mod tests {
         for length in [10, 10, 7, 7, 8, 8] {
             outbox.push_message(None, &path(1), &vec![0; length]);
         }
-        assert_eq!((outbox.bytes(), outbox.last().len()), (50, 8));
+        assert_eq!(outbox.bytes(), 50);
         assert_eq!(lengths(&mut outbox), [vec![10, 10, 7], vec![7], vec![8, 8]]);
         assert!(outbox.is_empty() && outbox.bytes() == 0);
     }
@@ -192,7 +230,7 @@ mod tests {
         for (peer, remote) in [(None, 1), (None, 2), (None, 1), (Some(PublicKey([1; 32])), 1)] {
             outbox.push_message(peer, &path(remote), &[0; 5]);
         }
-        outbox.push(&Destination { peer: None, path: path(1), ecn: Ecn::of(2) }, &[0; 5]);
+        outbox.push(&Destination { peer: None, path: path(1), also: None, ecn: Ecn::of(2) }, &[0; 5]);
         let remotes: Vec<_> = std::iter::from_fn(|| outbox.pop_front()).map(|batch| batch.to.path).collect();
         assert_eq!(remotes, [path(1), path(2), path(1), path(1), path(1)]);
     }
@@ -209,7 +247,8 @@ mod tests {
     #[test]
     fn what_is_not_written_leaves_nothing_and_what_has_no_room_is_lost() {
         let mut outbox = Outbox::default();
-        outbox.append(&Destination { peer: None, path: path(1), ecn: Ecn::NOT_CAPABLE }, 100, |_| {});
+        let to = Destination { peer: None, path: path(1), also: None, ecn: Ecn::NOT_CAPABLE };
+        outbox.append(&to, 100, None, |_| {});
         assert!(outbox.is_empty());
         (0..100).for_each(|_| outbox.push_message(None, &path(1), &vec![0; 65_507]));
         assert_eq!(outbox.bytes(), MAX_WAITING / 65_507 * 65_507);

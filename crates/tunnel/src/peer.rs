@@ -9,12 +9,11 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::wireguard::{PeerConfig, PeerState, PublicKey};
-use fairlead_wireguard::{Identity, Opened, ReceivedInitiation, Tunnel, receiver_index};
+use fairlead_wireguard::{Decrypted, Identity, ReceiveKey, ReceivedInitiation, Tunnel};
 
 use crate::roaming::Roaming;
 use crate::udp::Path;
@@ -256,33 +255,45 @@ impl Peer {
         }
     }
 
-    /// Decrypts a data message in place; returns where its inner packet is, which is empty for a keepalive.
+    /// The key that decrypts data messages with this index of ours.
+    pub(crate) fn receive_key(&self, index: u32, now: Instant) -> Option<Arc<ReceiveKey>> {
+        let previous = self.previous.as_deref().filter(|it| it.index == index && it.until > now);
+        let tunnel = previous.map(|previous| &previous.tunnel).or(self.tunnel.as_ref())?;
+        let key = tunnel.receive_key(index, now);
+        key.inspect_err(|error| tracing::trace!(%error, peer = %self.key, "messages dropped")).ok().cloned()
+    }
+
+    /// Takes a data message of `length` bytes that was decrypted. Returns whether it has come for the first time.
     pub(crate) fn receive_data(
         &mut self,
-        message: &mut [u8],
+        decrypted: &Decrypted,
+        length: usize,
         path: Path,
         context: &mut Context<'_>,
-    ) -> Option<Range<usize>> {
-        let now = context.now;
+    ) -> bool {
+        let (now, index) = (context.now, decrypted.index());
         let was_live = self.is_live(now.instant);
         self.previous.take_if(|previous| previous.until <= now.instant);
-        let index = receiver_index(message);
-        let previous = self.previous.as_deref_mut().filter(|previous| index == Some(previous.index));
+        let previous = self.previous.as_deref_mut().filter(|previous| index == previous.index);
         let is_previous = previous.is_some();
-        let tunnel = previous.map(|previous| &mut previous.tunnel).or(self.tunnel.as_mut())?;
-        let Opened { inner, index, counter, is_first } = tunnel
-            .open(message, now)
-            .inspect_err(|error| tracing::trace!(%error, remote = %path.remote, "message dropped"))
-            .ok()?;
-        let is_late = !is_previous && self.is_overtaken(index, counter);
-        self.record_received(path, is_late, was_live, message.len(), context);
+        let tunnel = previous.map(|previous| &mut previous.tunnel).or(self.tunnel.as_mut());
+        let Some(tunnel) = tunnel else { return false };
+        let is_first = match tunnel.receive(decrypted, now) {
+            Ok(is_first) => is_first,
+            Err(error) => {
+                tracing::trace!(%error, remote = %path.remote, "message dropped");
+                return false;
+            }
+        };
+        let is_late = !is_previous && self.is_overtaken(index, decrypted.counter());
+        self.record_received(path, is_late, was_live, length, context);
         if is_first && !is_previous {
             self.established(was_live, context);
         }
-        if !inner.is_empty() {
+        if !decrypted.inner().is_empty() {
             self.last_data = Some(now.instant);
         }
-        Some(inner)
+        true
     }
 
     /// Whether a data message was sent before one that has arrived: by a way that the peer has left since. The highest counter of a

@@ -14,14 +14,16 @@ use fairlead_wireguard::{Now, SystemRandom};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::Error;
 use crate::engine::Engine;
 use crate::handover::Takeover;
 use crate::offload::{self, Merger};
 use crate::outbox::Outbox;
 use crate::path_socket::PathPort;
+use crate::received::ReceivedBatches;
 use crate::tun::Tun;
 use crate::udp::{Receiver, Sockets};
+use crate::workers::Workers;
+use crate::{Error, Settings};
 
 mod handle;
 mod handover;
@@ -37,12 +39,14 @@ const MAX_PACKET_LENGTH: usize = 65_535;
 
 /// Starts the loop on a thread that inherits the network namespace of the caller.
 pub(crate) fn spawn(
-    name: &str,
+    settings: &Settings,
     (tun, takeover): (Tun, Option<Takeover>),
     mtu: u16,
 ) -> Result<(Handle, Arc<PathPort>, JoinHandle<()>), Error> {
+    let name = &*settings.name;
     let (handle, inbox) = Handle::new(name)?;
-    let mut pump = Pump::new(name.into(), Some(tun), mtu, inbox);
+    let workers = Workers::new(name.into(), settings.threads);
+    let mut pump = Pump::new(workers, Some(tun), mtu, inbox);
     if let Some(takeover) = takeover {
         pump.engine.set_peer_snapshots(takeover.peers());
         pump.handover = Handover::Takeover(takeover);
@@ -68,6 +72,8 @@ struct Pump {
     handover: Handover,
     inbox: Inbox,
     out: Outbox,
+    received: ReceivedBatches,
+    workers: Workers,
     merger: Merger,
     /// Where the packets are that were decrypted last.
     packets: Vec<Range<usize>>,
@@ -90,10 +96,12 @@ enum Flow {
 }
 
 impl Pump {
-    fn new(name: Arc<str>, tun: Option<Tun>, mtu: u16, inbox: Inbox) -> Self {
+    fn new(workers: Workers, tun: Option<Tun>, mtu: u16, inbox: Inbox) -> Self {
         let offloads = tun.as_ref().map(Tun::offloads).unwrap_or_default();
         Self {
-            name,
+            name: workers.device(),
+            out: Outbox::new(&workers),
+            workers,
             tun,
             sockets: None,
             mark: 0,
@@ -101,7 +109,7 @@ impl Pump {
             path_port: Arc::new(PathPort::new()),
             handover: Handover::None,
             inbox,
-            out: Outbox::default(),
+            received: ReceivedBatches::default(),
             merger: Merger::new(offloads.udp),
             packets: Vec::new(),
         }

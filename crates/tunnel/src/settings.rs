@@ -24,6 +24,9 @@ pub struct Settings {
     /// Where an old process may be listening to hand the interface over ([`crate::Device::hand_over`]); `None` without a
     /// hand-over. A directory that only root can enter: a process that listens there gets the traffic.
     pub handover_socket: Option<PathBuf>,
+    /// Threads that encrypt and decrypt beside the packet loop when there is much to do; `None` for two fewer than this process has
+    /// processors, and 7 at most.
+    pub threads: Option<usize>,
 }
 
 impl Settings {
@@ -34,6 +37,7 @@ impl Settings {
             mtu,
             control_directory: Some(PathBuf::from(CONTROL_DIRECTORY)),
             handover_socket: None,
+            threads: None,
         }
     }
 

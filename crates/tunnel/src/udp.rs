@@ -346,6 +346,12 @@ impl Receiver {
         }
     }
 
+    /// Gives away the buffer with what was received last. It goes on with the other one, which gets the same length.
+    pub(crate) fn exchange(&mut self, other: &mut Vec<u8>) {
+        other.resize(self.buffer.len(), 0);
+        std::mem::swap(&mut self.buffer, other);
+    }
+
     /// The beginning of the next packet that waits, as long as the buffer at most, and its sender if it has a usable one.
     pub(crate) fn receive_start(
         &mut self,

@@ -170,7 +170,7 @@ fn a_restarted_device_adopts_the_interface_and_traffic_resumes() {
 #[ignore = "runs inside the test that kills it"]
 fn victim() {
     let private: PrivateKey = std::env::var("VICTIM_KEY").unwrap().parse().unwrap();
-    let device = start_again();
+    let device = start_again(0);
     let change =
         DeviceChange { private_key: Some(private), listen_port: Some(PORT), ..DeviceChange::default() };
     device.change(&change).unwrap();

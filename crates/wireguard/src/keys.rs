@@ -18,10 +18,12 @@ pub(crate) const REJECT_AFTER_MESSAGES: u64 = u64::MAX - (1 << 13);
 
 /// The type of a data message and its three reserved bytes (WireGuard paper 5.4.6).
 const DATA: u32 = 4;
+/// What stands there until the message is encrypted. The paper has no such type.
+const NOT_ENCRYPTED: u32 = 0;
 /// Bytes that `LessSafeKey` has on the heap: `EVP_AEAD_CTX` of AWS-LC and the length in front of it.
 const CONTEXT_LENGTH: usize = 592;
 
-/// Encrypts what is sent in a session. It can be used on several threads at once.
+/// Encrypts what is sent in a session, on several threads at once: first a message gets its counter, then it is encrypted.
 pub struct SendKey {
     key: LessSafeKey,
     remote_index: u32,
@@ -34,22 +36,39 @@ impl SendKey {
         Self { key: cipher(key), remote_index, counter: AtomicU64::new(0) }
     }
 
-    /// Makes a data message of `datagram`: 16 bytes for the header, the inner packet, which is padded already, and 16 bytes for the
-    /// tag. It is encrypted in place with the next counter, which is returned.
+    /// Gives the next counter, which is returned, to `datagram`: 16 bytes for the header, which is written, the inner packet, which is
+    /// padded already, and 16 bytes for the tag. [`Self::encrypt`] makes a data message of it.
     ///
     /// # Errors
     /// [`Error::CounterExhausted`], and [`Error::Malformed`] if `datagram` has no room for header and tag.
     #[inline]
-    pub fn seal(&self, datagram: &mut [u8]) -> Result<u64, Error> {
+    pub fn assign_counter(&self, datagram: &mut [u8]) -> Result<u64, Error> {
+        let (header, rest) =
+            datagram.split_first_chunk_mut::<DATA_HEADER_LENGTH>().ok_or(Error::Malformed)?;
+        if rest.len() < TAG_LENGTH {
+            return Err(Error::Malformed);
+        }
+        let counter = self.next_counter()?;
+        *header = Header { index: self.remote_index, counter }.to_bytes(NOT_ENCRYPTED);
+        Ok(counter)
+    }
+
+    /// Makes a data message of a `datagram` that has a counter: encrypts it in place, on any thread and in any order. Only the first
+    /// call does: one more with the same counter would show what is inside.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] if [`Self::assign_counter`] was not called for it, or it is encrypted already; then it must not be sent.
+    #[inline]
+    pub fn encrypt(&self, datagram: &mut [u8]) -> Result<(), Error> {
+        let counter = Header::of_kind(NOT_ENCRYPTED, datagram)?.counter;
         let (header, rest) =
             datagram.split_first_chunk_mut::<DATA_HEADER_LENGTH>().ok_or(Error::Malformed)?;
         let (packet, tag) = rest.split_last_chunk_mut::<TAG_LENGTH>().ok_or(Error::Malformed)?;
-        let counter = self.next_counter()?;
-        *header = Header { index: self.remote_index, counter }.to_bytes();
         self.key
             .seal_in_place_scatter(nonce(counter), Aad::empty(), packet, &[], tag)
             .map_err(|_| Error::Malformed)?;
-        Ok(counter)
+        *header = Header { index: self.remote_index, counter }.to_bytes(DATA);
+        Ok(())
     }
 
     /// How many counters have been used.
@@ -90,68 +109,98 @@ impl fmt::Debug for SendKey {
     }
 }
 
-/// Decrypts what is received in a session. Which counters may still come, [`ReplayWindow`](crate::ReplayWindow) knows.
+/// Decrypts what is received in a session, on several threads at once. Which counters may still come,
+/// [`ReplayWindow`](crate::ReplayWindow) knows.
 pub struct ReceiveKey {
     key: LessSafeKey,
+    local_index: u32,
+}
+
+/// A data message that was decrypted: its sender has the key of the session. Nothing says whether it came before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decrypted {
+    pub(crate) index: u32,
+    pub(crate) counter: u64,
+    pub(crate) inner: Range<usize>,
+}
+
+impl Decrypted {
+    /// This node's index of the session.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Number of the message within the session.
+    pub fn counter(&self) -> u64 {
+        self.counter
+    }
+
+    /// Where in the datagram the inner packet is, with its padding. Empty for a keepalive (WireGuard paper 6.5).
+    pub fn inner(&self) -> Range<usize> {
+        self.inner.clone()
+    }
 }
 
 impl ReceiveKey {
-    /// The key of a new session.
-    pub fn new(key: &[u8; 32]) -> Self {
-        Self { key: cipher(key) }
+    /// The key of a new session, whose messages carry this node's `local_index`.
+    pub fn new(key: &[u8; 32], local_index: u32) -> Self {
+        Self { key: cipher(key), local_index }
     }
 
-    /// Decrypts the data message `datagram` in place; returns where in it the inner packet is, with its padding. The range is empty
-    /// for a keepalive (WireGuard paper 6.5).
+    /// Decrypts the data message `datagram` in place.
     ///
     /// # Errors
-    /// [`Error::Malformed`] and [`Error::Authentication`]; what `datagram` holds is then undefined.
+    /// [`Error::Malformed`], [`Error::UnknownIndex`] and [`Error::Authentication`]; what `datagram` holds is then undefined.
     #[inline]
-    pub fn open(&self, datagram: &mut [u8]) -> Result<Range<usize>, Error> {
-        let header = Header::parse(datagram)?;
+    pub fn decrypt(&self, datagram: &mut [u8]) -> Result<Decrypted, Error> {
+        let Header { index, counter } = Header::of_kind(DATA, datagram)?;
+        if index != self.local_index {
+            return Err(Error::UnknownIndex);
+        }
         let rest = datagram.get_mut(DATA_HEADER_LENGTH..).ok_or(Error::Malformed)?;
         let (packet, tag) = rest.split_last_chunk_mut::<TAG_LENGTH>().ok_or(Error::Malformed)?;
         // With its tag apart, the packet stays where it is: `open_in_place` would move it, if only by nothing.
         self.key
-            .open_in_place_separate_tag(nonce(header.counter), Aad::empty(), tag, packet)
+            .open_in_place_separate_tag(nonce(counter), Aad::empty(), tag, packet)
             .map_err(|_| Error::Authentication)?;
-        Ok(DATA_HEADER_LENGTH..DATA_HEADER_LENGTH.saturating_add(packet.len()))
+        let inner = DATA_HEADER_LENGTH..DATA_HEADER_LENGTH.saturating_add(packet.len());
+        Ok(Decrypted { index, counter, inner })
     }
 }
 
 impl fmt::Debug for ReceiveKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReceiveKey").finish_non_exhaustive()
+        f.debug_struct("ReceiveKey").field("local_index", &self.local_index).finish_non_exhaustive()
     }
 }
 
 /// The first 16 bytes of a data message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Header {
+struct Header {
     /// The receiver's index of the session.
-    pub(crate) index: u32,
+    index: u32,
     /// Number of the message within the session.
-    pub(crate) counter: u64,
+    counter: u64,
 }
 
 impl Header {
     /// # Errors
-    /// [`Error::Malformed`] if `datagram` is no data message.
+    /// [`Error::Malformed`] if `datagram` has no header with this type.
     #[inline]
-    pub(crate) fn parse(datagram: &[u8]) -> Result<Self, Error> {
+    fn of_kind(expected: u32, datagram: &[u8]) -> Result<Self, Error> {
         let (kind, rest) = datagram.split_first_chunk().ok_or(Error::Malformed)?;
         let (index, rest) = rest.split_first_chunk().ok_or(Error::Malformed)?;
         let (counter, _) = rest.split_first_chunk().ok_or(Error::Malformed)?;
-        if u32::from_le_bytes(*kind) != DATA {
+        if u32::from_le_bytes(*kind) != expected {
             return Err(Error::Malformed);
         }
         Ok(Self { index: u32::from_le_bytes(*index), counter: u64::from_le_bytes(*counter) })
     }
 
     #[inline]
-    fn to_bytes(self) -> [u8; DATA_HEADER_LENGTH] {
+    fn to_bytes(self, kind: u32) -> [u8; DATA_HEADER_LENGTH] {
         // One number, written once: type, index and counter from the lowest byte up.
-        let number = u128::from(DATA) | u128::from(self.index) << 32 | u128::from(self.counter) << 64;
+        let number = u128::from(kind) | u128::from(self.index) << 32 | u128::from(self.counter) << 64;
         number.to_le_bytes()
     }
 }

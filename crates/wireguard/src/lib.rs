@@ -28,7 +28,7 @@ mod tunnel;
 pub use error::Error;
 pub use handshake::{Initiator, ReceivedInitiation, SessionKeys, Tai64n, initiate, read_initiation};
 pub use identity::{Identity, public_key};
-pub use keys::{ReceiveKey, SendKey};
+pub use keys::{Decrypted, ReceiveKey, SendKey};
 pub use limiter::{HandshakeLimiter, Verdict};
 pub use mac::MacSender;
 pub use message::{
@@ -39,4 +39,4 @@ pub use now::Now;
 pub use random::{Random, SystemRandom};
 pub use replay::ReplayWindow;
 pub use timers::Due;
-pub use tunnel::{Opened, Sealer, Tunnel};
+pub use tunnel::{Sealer, Tunnel};

@@ -2,7 +2,6 @@
 //! `noise.h`).
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,7 +9,7 @@ use zeroize::Zeroizing;
 
 use crate::error::Error;
 use crate::handshake::SessionKeys;
-use crate::keys::{Header, ReceiveKey, SendKey};
+use crate::keys::{Decrypted, ReceiveKey, SendKey};
 use crate::replay::ReplayWindow;
 
 /// How long a session may be used (`REJECT_AFTER_TIME`, WireGuard paper 6.1).
@@ -24,7 +23,7 @@ pub(crate) struct Session {
     pub(crate) is_initiator: bool,
     created: Instant,
     sending: Sending,
-    receive: ReceiveKey,
+    receive: Arc<ReceiveKey>,
     window: ReplayWindow,
 }
 
@@ -63,7 +62,7 @@ impl Session {
             is_initiator: keys.is_initiator,
             created: now,
             sending,
-            receive: ReceiveKey::new(&keys.receive),
+            receive: Arc::new(ReceiveKey::new(&keys.receive, keys.local_index)),
             window: ReplayWindow::new(),
         })
     }
@@ -119,23 +118,22 @@ impl Session {
         now.saturating_duration_since(self.created) >= age
     }
 
-    /// Decrypts a data message in place, and records it.
+    /// The key that decrypts what is received in it, if that is still allowed.
+    ///
+    /// # Errors
+    /// [`Error::Expired`]
     #[inline]
-    pub(crate) fn open(
-        &mut self,
-        header: Header,
-        datagram: &mut [u8],
-        now: Instant,
-    ) -> Result<Range<usize>, Error> {
-        if self.is_older(REJECT_AFTER_TIME, now) {
-            return Err(Error::Expired);
-        }
-        if !self.window.is_new(header.counter) {
-            return Err(Error::Replayed);
-        }
-        let inner = self.receive.open(datagram)?;
-        // Only now: a forged counter must not move the window.
-        self.window.check_and_record(header.counter);
-        Ok(inner)
+    pub(crate) fn receive_key(&self, now: Instant) -> Result<&Arc<ReceiveKey>, Error> {
+        if self.is_older(REJECT_AFTER_TIME, now) { Err(Error::Expired) } else { Ok(&self.receive) }
+    }
+
+    /// Records a message that was decrypted: a forged counter must not move the window.
+    ///
+    /// # Errors
+    /// [`Error::Expired`] and [`Error::Replayed`]
+    #[inline]
+    pub(crate) fn record(&mut self, decrypted: &Decrypted, now: Instant) -> Result<(), Error> {
+        self.receive_key(now)?;
+        if self.window.check_and_record(decrypted.counter) { Ok(()) } else { Err(Error::Replayed) }
     }
 }

@@ -1,7 +1,6 @@
 //! All that the protocol knows of one peer.
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -11,7 +10,7 @@ use zeroize::Zeroizing;
 use crate::error::Error;
 use crate::handshake::Tai64n;
 use crate::identity::Identity;
-use crate::keys::Header;
+use crate::keys::{Decrypted, ReceiveKey};
 use crate::mac::MacSender;
 use crate::now::Now;
 use crate::random::Random;
@@ -56,19 +55,6 @@ pub struct Tunnel {
     last_handshake: Option<SystemTime>,
 }
 
-/// A data message that was decrypted.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Opened {
-    /// Where in the datagram the inner packet is, with its padding. Empty for a keepalive.
-    pub inner: Range<usize>,
-    /// This node's index of the session.
-    pub index: u32,
-    /// Number of the message within the session.
-    pub counter: u64,
-    /// The message confirms the session of the last response: from now on this node sends in it, and packets that wait can go.
-    pub is_first: bool,
-}
-
 impl Tunnel {
     /// A peer that nothing has been sent to and nothing come from.
     pub fn new(identity: Arc<Identity>, peer: PublicKey, preshared_key: Option<[u8; 32]>) -> Self {
@@ -101,25 +87,35 @@ impl Tunnel {
         Some(Sealer::new(session.send_key(now)?, session, &mut self.timers, now))
     }
 
-    /// Decrypts a data message in place. What it contains came from the peer, and comes here only once.
+    /// The key that decrypts data messages with this index of ours. [`Self::receive`] is to take what was decrypted.
     ///
     /// # Errors
-    /// [`Error::Malformed`], [`Error::UnknownIndex`], [`Error::Expired`], [`Error::Replayed`] and [`Error::Authentication`]. The
-    /// state has not changed then; what `datagram` holds is undefined.
+    /// [`Error::UnknownIndex`] and [`Error::Expired`]
     #[inline]
-    pub fn open(&mut self, datagram: &mut [u8], now: Now) -> Result<Opened, Error> {
-        let header = Header::parse(datagram)?;
-        let with_index = |session: &&mut Box<Session>| session.local_index == header.index;
+    pub fn receive_key(&self, index: u32, now: Instant) -> Result<&Arc<ReceiveKey>, Error> {
+        let mut sessions = [&self.current, &self.previous, &self.next].into_iter().flatten();
+        let session = sessions.find(|session| session.local_index == index).ok_or(Error::UnknownIndex)?;
+        session.receive_key(now)
+    }
+
+    /// Takes a data message that was decrypted. What it contains came from the peer, and comes here only once. Returns whether it
+    /// confirms the session of the last response: from now on this node sends in it, and packets that wait can go.
+    ///
+    /// # Errors
+    /// [`Error::UnknownIndex`], [`Error::Expired`] and [`Error::Replayed`]: it must be dropped. The state has not changed then.
+    #[inline]
+    pub fn receive(&mut self, decrypted: &Decrypted, now: Now) -> Result<bool, Error> {
+        let index = decrypted.index;
         let session = [&mut self.current, &mut self.previous, &mut self.next]
             .into_iter()
             .filter_map(Option::as_mut)
-            .find(with_index)
+            .find(|session| session.local_index == index)
             .ok_or(Error::UnknownIndex)?;
-        let inner = session.open(header, datagram, now.instant)?;
-        let is_current = self.current.as_ref().is_some_and(|current| current.local_index == header.index);
-        let is_first = !is_current && self.used_other(header.index, now);
-        self.received(header.index, inner.len(), now.instant);
-        Ok(Opened { inner, index: header.index, counter: header.counter, is_first })
+        session.record(decrypted, now.instant)?;
+        let is_current = self.current.as_ref().is_some_and(|current| current.local_index == index);
+        let is_first = !is_current && self.used_other(index, now);
+        self.received(index, decrypted.inner.len(), now.instant);
+        Ok(is_first)
     }
 
     /// The peer has used a session that is not the current one. Whether that has confirmed the one of the last response.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::wireguard::PrivateKey;
-use fairlead_wireguard::{Identity, Now, SystemRandom, Tunnel, read_initiation};
+use fairlead_wireguard::{Identity, Now, SystemRandom, Tunnel, read_initiation, receiver_index};
 
 const TUNNELS: u32 = 600;
 
@@ -32,15 +32,25 @@ fn tunnel(identities: &[Arc<Identity>; 2], responds: bool, now: Now) -> Tunnel {
         let response = responder.respond(received, index, now, &mut SystemRandom).unwrap();
         initiator.finish(&response, now).unwrap();
         let mut keepalive = [0; 32];
-        initiator.sealer(now.instant).unwrap().seal(&mut keepalive).unwrap();
-        responder.open(&mut keepalive, now).unwrap();
-        for _ in 0..8_192 {
-            there.sealer(now.instant).unwrap().seal(&mut keepalive).unwrap();
-        }
-        here.open(&mut keepalive, now).unwrap();
+        send(initiator, &mut keepalive, now);
+        receive(responder, &mut keepalive, now);
+        (0..8_192).for_each(|_| send(&mut there, &mut keepalive, now));
+        receive(&mut here, &mut keepalive, now);
     }
     assert_eq!(here.indexes().count(), 2);
     here
+}
+
+fn send(from: &mut Tunnel, datagram: &mut [u8], now: Now) {
+    let mut sealer = from.sealer(now.instant).unwrap();
+    sealer.assign_counter(datagram).unwrap();
+    sealer.key().encrypt(datagram).unwrap();
+}
+
+fn receive(to: &mut Tunnel, datagram: &mut [u8], now: Now) {
+    let index = receiver_index(datagram).unwrap();
+    let decrypted = to.receive_key(index, now.instant).unwrap().decrypt(datagram).unwrap();
+    to.receive(&decrypted, now).unwrap();
 }
 
 #[test]

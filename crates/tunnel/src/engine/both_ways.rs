@@ -40,8 +40,8 @@ impl BothWays {
         self.also = also.iter().map(|(peer, remote)| (*peer, Path::to(*remote))).collect();
     }
 
-    /// Where a data message of `length` bytes goes as well that is sent over `path`.
-    pub(crate) fn copy(
+    /// Where a data message of at most `length` bytes goes as well that is sent over `path`.
+    pub(crate) fn second_path(
         &mut self,
         peer: &PublicKey,
         path: &Path,

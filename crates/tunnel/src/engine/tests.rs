@@ -122,12 +122,17 @@ fn engine() -> Engine {
     Engine::new(1420, Box::new(SystemRandom))
 }
 
-/// The datagrams, one by one.
+/// The datagrams, one by one, each with its copy.
 fn sent(mut out: Outbox) -> Vec<Datagram> {
     let batches = std::iter::from_fn(|| out.pop_front());
     let datagrams = |batch: Batch| {
-        let one = |bytes: &[u8]| Datagram { peer: batch.to.peer, path: batch.to.path, bytes: bytes.to_vec() };
-        batch.datagrams().map(one).collect::<Vec<_>>()
+        let first = (batch.to.peer, batch.to.path);
+        let copy = batch.to.also.map(|also| (None, also));
+        let one = |bytes: &[u8]| {
+            let to = [Some(first), copy].into_iter().flatten();
+            to.map(|(peer, path)| Datagram { peer, path, bytes: bytes.to_vec() }).collect::<Vec<_>>()
+        };
+        batch.datagrams().flat_map(one).collect::<Vec<_>>()
     };
     batches.flat_map(datagrams).collect()
 }

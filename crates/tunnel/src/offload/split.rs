@@ -62,7 +62,6 @@ impl Split<'_> {
     }
 
     /// How many packets it is cut into: at least one, and at most one for each byte of payload.
-    #[cfg(test)]
     pub(crate) fn segments(&self) -> usize {
         self.segments
     }

@@ -1,7 +1,9 @@
 //! Packets of a slow and plain builder go through [`Merger`] and [`split()`].
 
 mod builder;
+mod check;
 mod merging;
+mod reference;
 mod splitting;
 
 use std::ops::Range;
@@ -12,7 +14,12 @@ use super::checksum::{Sum, pseudo_header};
 use super::header::{LENGTH, VnetHeader};
 use super::merge::Merger;
 use super::split::{Split, split};
-use builder::{Spec, slow_sum};
+use super::{join_packets, split_read};
+use builder::Spec;
+use check::Offload;
+use reference::slow_sum;
+
+const OFFLOAD: Offload = Offload { split: split_read, join: join_packets };
 
 /// All packets that are left in `split`.
 fn drain(split: &mut Split) -> Vec<Vec<u8>> {
@@ -99,6 +106,11 @@ fn no_carry_is_lost_in_the_longest_packet() {
 }
 
 proptest! {
+    #[test]
+    fn any_bytes_are_cut_and_joined(input in prop::collection::vec(any::<u8>(), 0..300)) {
+        OFFLOAD.check(&input);
+    }
+
     #[test]
     fn a_sum_is_that_of_a_plain_loop(bytes in prop::collection::vec(any::<u8>(), 0..700), at: prop::sample::Index, word: u16) {
         let expected = slow_sum(&bytes);

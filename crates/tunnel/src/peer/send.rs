@@ -1,6 +1,7 @@
 //! What goes to a peer.
 
 use std::mem;
+use std::sync::Arc;
 
 use fairlead_wireguard::{DATA_HEADER_LENGTH, Now, TAG_LENGTH};
 
@@ -21,7 +22,11 @@ impl Peer {
         self.unanswered = 0;
         self.waiting_since.get_or_insert(now);
         let ecn = Ecn::of_packet(packets.packet());
-        if self.seal(packets.max_length(), ecn, context, |bytes| packets.append_next(bytes)) {
+        let (count, max_length) = (packets.segments(), packets.max_length());
+        let mut append = |bytes: &mut Vec<u8>| {
+            packets.append_next(bytes);
+        };
+        if self.seal((count, max_length), ecn, context, &mut append) {
             return;
         }
         loop {
@@ -38,52 +43,45 @@ impl Peer {
         }
     }
 
-    /// Encrypts packets of at most `max_length` bytes each, all with one ECN field, which `next` appends to what is there until it returns false. Returns false,
-    /// and asks for none, if there is no session.
+    /// Makes data messages of `count` packets of at most `max_length` bytes each, all with one ECN field: `append` appends the next one
+    /// to what is there. They get their counters here, and are encrypted when they leave. Returns false, and asks for no packet, if
+    /// there is no session.
     pub(super) fn seal(
         &mut self,
-        max_length: usize,
+        (count, max_length): (usize, usize),
         ecn: Ecn,
         context: &mut Context<'_>,
-        mut next: impl FnMut(&mut Vec<u8>) -> bool,
+        mut append: impl FnMut(&mut Vec<u8>),
     ) -> bool {
         let Context { now, both_ways, out, mtu, .. } = context;
         let Some((path, tunnel)) = self.path.zip(self.tunnel.as_mut()) else { return false };
         let Some(mut sealer) = tunnel.sealer(now.instant) else { return false };
-        let to = Destination { peer: Some(self.key), path, ecn };
+        let key = Arc::clone(sealer.key());
         let overhead = DATA_HEADER_LENGTH.saturating_add(TAG_LENGTH);
         let max_length = inner::padded_length(max_length, *mtu).saturating_add(overhead);
-        loop {
-            let mut is_sealed = false;
-            out.append(&to, max_length, |bytes| {
+        for _ in 0..count {
+            let also = both_ways.second_path(&self.key, &path, max_length, now.instant);
+            let to = Destination { peer: Some(self.key), path, also, ecn };
+            out.append(&to, max_length, Some(&key), |bytes| {
                 let start = bytes.len();
                 bytes.extend_from_slice(&[0; DATA_HEADER_LENGTH]);
                 let packet = bytes.len();
-                if next(bytes) {
-                    let padded = inner::padded_length(bytes.len().saturating_sub(packet), *mtu);
-                    bytes.resize(packet.saturating_add(padded).saturating_add(TAG_LENGTH), 0);
-                    is_sealed = bytes.get_mut(start..).is_some_and(|message| sealer.seal(message).is_ok());
-                }
-                if !is_sealed {
+                append(bytes);
+                let padded = inner::padded_length(bytes.len().saturating_sub(packet), *mtu);
+                bytes.resize(packet.saturating_add(padded).saturating_add(TAG_LENGTH), 0);
+                let message = bytes.get_mut(start..).unwrap_or_default();
+                if sealer.assign_counter(message).is_err() {
                     bytes.truncate(start);
                 }
             });
-            if !is_sealed {
-                return true;
-            }
-            self.last_sent = Some(now.instant);
-            if let Some(also) = both_ways.copy(&self.key, &path, out.last().len(), now.instant) {
-                // The counters of the peer are those of what it receives once.
-                let copy = out.last().to_vec();
-                out.push(&Destination { peer: None, path: also, ecn }, &copy);
-            }
         }
+        self.last_sent = Some(now.instant);
+        true
     }
 
     /// Sends an empty packet; returns false if there is no session.
     pub(super) fn send_empty(&mut self, context: &mut Context<'_>) -> bool {
-        let mut left = true;
-        self.seal(0, Ecn::NOT_CAPABLE, context, |_| mem::take(&mut left))
+        self.seal((1, 0), Ecn::NOT_CAPABLE, context, |_| {})
     }
 
     /// Sends the packets that waited for a session, or an empty one if none did: the peer uses the session from its first packet on
@@ -93,12 +91,8 @@ impl Peer {
             self.send_empty(context);
         }
         for packet in mem::take(&mut self.staged) {
-            let mut left = true;
-            let append = |bytes: &mut Vec<u8>| {
-                bytes.extend_from_slice(&packet);
-                mem::take(&mut left)
-            };
-            if !self.seal(packet.len(), Ecn::of_packet(&packet), context, append) {
+            let append = |bytes: &mut Vec<u8>| bytes.extend_from_slice(&packet);
+            if !self.seal((1, packet.len()), Ecn::of_packet(&packet), context, append) {
                 self.stage(packet);
             }
         }

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use fairlead_wireguard::Now;
 use fairlead_wireguard::kind_of;
+use nix::errno::Errno;
 
 use super::{Handover, Pump};
 use crate::extra_sockets::ReadySocket;
@@ -26,30 +27,63 @@ impl Pump {
     pub(super) fn read_network(&mut self, ready: [bool; 2], receiver: &mut Receiver, now: Now) {
         let Some(sockets) = self.sockets.clone() else { return };
         for (socket, _) in sockets.descriptors().zip(ready).filter(|(_, is_ready)| *is_ready) {
-            for _ in 0..MAX_READS {
-                match receiver.receive(socket) {
-                    Ok(Some(received)) => self.receive(received, None, now),
-                    Ok(None) => {}
-                    // No datagram waits, or reading has cleared an ICMP error.
-                    Err(_) => break,
-                }
-            }
+            self.read_socket(socket, receiver, now, |_| Some(None));
         }
     }
 
     /// Reads the sockets beside the port. One that is kept receives from its endpoint only.
     pub(super) fn read_extra(&mut self, receiver: &mut Receiver, now: Now) {
         for ReadySocket { socket, number, remote } in self.path_port.ready() {
-            for _ in 0..MAX_READS {
-                match receiver.receive(socket.as_fd()) {
-                    Ok(Some(received)) if number.is_some() || remote == Some(received.path.remote) => {
-                        self.receive(received, number, now);
-                    }
-                    Ok(_) => {}
-                    Err(_) => break,
+            self.read_socket(socket.as_fd(), receiver, now, |path| {
+                (number.is_some() || remote == Some(path.remote)).then_some(number)
+            });
+        }
+    }
+
+    /// Reads one socket. `number` is that of the socket, or `None` for a datagram that is to be ignored.
+    fn read_socket(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        receiver: &mut Receiver,
+        now: Now,
+        number: impl Fn(&Path) -> Option<Option<u16>>,
+    ) {
+        for _ in 0..MAX_READS {
+            let received = match receiver.receive(socket) {
+                Ok(Some(received)) => received,
+                Ok(None) => continue,
+                // No datagram waits, or reading has cleared an ICMP error.
+                Err(_) => break,
+            };
+            let Some(number) = number(&received.path) else { continue };
+            if let Some(session) = self.engine.session_of_all(&received, now.instant) {
+                let parts = (received.path, received.ecn, received.bytes.len(), received.length);
+                self.received.keep(receiver, parts, session);
+                if self.received.is_full(&self.workers) {
+                    self.take_received(now);
                 }
+            } else {
+                // What came before comes first: it may be of a session that this ends.
+                self.take_received(now);
+                self.receive(received, number, now);
             }
         }
+        self.take_received(now);
+    }
+
+    /// Decrypts what was received, and writes what is inside.
+    fn take_received(&mut self, now: Now) {
+        if self.received.is_empty() {
+            return;
+        }
+        self.received.decrypt(&mut self.workers);
+        self.received.take(|batch| {
+            let peer = batch.session.peer;
+            let (mut received, messages) = batch.decrypted();
+            let what = (&mut received, messages);
+            self.engine.receive_decrypted(peer, what, now, &mut self.out, &mut self.packets);
+            write_packets(self.tun.as_ref(), &mut self.merger, &mut self.packets, received.bytes);
+        });
     }
 
     /// Any bytes from any sender. Only what has the form of a WireGuard message reaches the engine.
@@ -124,6 +158,7 @@ impl Pump {
 
     /// Sends what the engine wrote, until a socket has no room.
     pub(super) fn flush(&mut self) {
+        self.out.encrypt(&mut self.workers);
         while let Some(batch) = self.out.pop_front() {
             if let Some(again) = self.send(batch) {
                 self.out.return_front(again);
@@ -132,28 +167,43 @@ impl Pump {
         }
     }
 
-    /// Sends a batch; returns it if the socket has no room.
-    fn send(&mut self, batch: Batch) -> Option<Batch> {
+    /// Sends a batch, and its copies; returns what the socket has no room for.
+    fn send(&mut self, mut batch: Batch) -> Option<Batch> {
         let mut used = batch.to.path;
-        let result = if let Some(kept) = self.path_port.kept(&used.remote) {
-            used.local = None;
-            // Without room they are lost, as in any queue of the network.
-            batch
-                .datagrams()
-                .try_for_each(|datagram| udp::send_with(&kept, &used, datagram, None, batch.to.ecn))
-        } else {
-            let result = match &self.sockets {
-                Some(sockets) => send_by(sockets, &mut used, &batch),
-                None => Err(io::Error::new(io::ErrorKind::NotConnected, "no UDP port is configured")),
-            };
-            if result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
-                return Some(batch);
-            }
-            result
-        };
+        let result = self.transmit(&mut used, &batch);
+        if result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+            return Some(batch);
+        }
         self.engine.sent(&batch, &used, result.as_ref().err());
+        if let Some(also) = batch.to.also.take() {
+            // The counters of the peer are those of what it receives once.
+            (batch.to.peer, batch.to.path) = (None, also);
+            return self.send(batch);
+        }
         self.out.recycle(batch);
         None
+    }
+
+    /// Sends a batch to the address in `path`, and records there where it left from.
+    fn transmit(&self, path: &mut Path, batch: &Batch) -> io::Result<()> {
+        if batch.bytes().is_empty() {
+            return Ok(());
+        }
+        if let Some(kept) = self.path_port.kept(&path.remote) {
+            path.local = None;
+            let mut datagrams = batch.datagrams();
+            let sent =
+                datagrams.try_for_each(|datagram| udp::send_with(&kept, path, datagram, None, batch.to.ecn));
+            // Without room they are lost, as in any queue of the network.
+            return sent.map_err(|error| match error.kind() {
+                io::ErrorKind::WouldBlock => io::Error::from(Errno::ENOBUFS),
+                _ => error,
+            });
+        }
+        match &self.sockets {
+            Some(sockets) => send_by(sockets, path, batch),
+            None => Err(io::Error::new(io::ErrorKind::NotConnected, "no UDP port is configured")),
+        }
     }
 }
 
@@ -211,11 +261,12 @@ mod tests {
     use super::*;
     use crate::ecn::Ecn;
     use crate::pump::Handle;
+    use crate::workers::Workers;
 
     /// The loop of a device that has a key and one peer, without TUN and sockets.
     fn pump(key: u8, peer: u8) -> Pump {
         let (_, inbox) = Handle::new("test").unwrap();
-        let mut pump = Pump::new("test".into(), None, 1420, inbox);
+        let mut pump = Pump::new(Workers::new("test".into(), Some(0)), None, 1420, inbox);
         let config = PeerConfig {
             endpoint: Some(SocketAddr::from(([192, 0, 2, peer], 51_820))),
             ..PeerConfig::default()

@@ -51,10 +51,11 @@ pub(crate) fn keys() -> (PrivateKey, PublicKey) {
 
 /// Starts a device on an interface that a stopped one has left. A child of this process has every descriptor from its fork(2) to its execve(2):
 /// while another test starts a program, the interface may still be in use.
-pub(crate) fn start_again() -> Device {
+pub(crate) fn start_again(threads: usize) -> Device {
     let start = Instant::now();
+    let settings = Settings { threads: Some(threads), ..Settings::new(NAME, 1420) };
     loop {
-        match Device::start(Settings::new(NAME, 1420)) {
+        match Device::start(settings.clone()) {
             Err(Error::AttachTun { source, .. })
                 if source.kind() == ErrorKind::ResourceBusy && start.elapsed() < TIMEOUT =>
             {
@@ -87,9 +88,11 @@ impl Node {
         node
     }
 
-    /// Starts the device on a new interface, or on the one that is there.
+    /// Starts the device on a new interface, or on the one that is there. The first host has one thread for everything, others have
+    /// more, however many processors there are.
     pub(crate) fn restart(&mut self) {
-        self.device = Some(self.namespace.run(start_again));
+        let threads = if self.host == 1 { 0 } else { 2 };
+        self.device = Some(self.namespace.run(|| start_again(threads)));
         self.change(&DeviceChange {
             private_key: Some(self.private.clone()),
             listen_port: Some(PORT),

@@ -9,14 +9,21 @@ fn datagram(packet: &[u8]) -> Vec<u8> {
     [&[0xff; 16], packet, &[0xff; 16]].concat()
 }
 
+/// What is sent.
+fn seal(key: &SendKey, datagram: &mut [u8]) -> Result<u64, Error> {
+    let counter = key.assign_counter(datagram)?;
+    key.encrypt(datagram)?;
+    Ok(counter)
+}
+
 #[test]
 fn a_data_message_has_the_form_of_the_paper() {
     let key = SendKey::new(&KEY, 0x0403_0201);
     let mut message = datagram(b"");
-    assert_eq!(key.seal(&mut message), Ok(0));
+    assert_eq!(seal(&key, &mut message), Ok(0));
     assert_eq!(message[..16], [4, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(message.len(), 32, "a keepalive");
-    assert_eq!(key.seal(&mut message), Ok(1));
+    assert_eq!(seal(&key, &mut message), Ok(1));
     assert_eq!(message[..16], [4, 0, 0, 0, 1, 2, 3, 4, 1, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(key.messages(), 2);
 }
@@ -28,7 +35,7 @@ fn the_cipher_is_that_of_the_rfc_with_the_counter_as_nonce() {
     let key = SendKey::new(&KEY, 1);
     key.set_messages(0x0123_4567_89ab_cdef);
     let mut message = datagram(&[5; 48]);
-    key.seal(&mut message).unwrap();
+    seal(&key, &mut message).unwrap();
 
     let nonce = [0, 0, 0, 0, 0xef, 0xcd, 0xab, 0x89, 0x67, 0x45, 0x23, 0x01];
     let mut expected = [5; 48];
@@ -44,20 +51,45 @@ fn a_used_up_counter_never_wraps_around() {
     let key = SendKey::new(&KEY, 1);
     key.set_messages(REJECT_AFTER_MESSAGES - 1);
     let mut message = datagram(b"");
-    assert_eq!(key.seal(&mut message), Ok(REJECT_AFTER_MESSAGES - 1));
+    assert_eq!(seal(&key, &mut message), Ok(REJECT_AFTER_MESSAGES - 1));
     for _ in 0..20_000 {
-        assert_eq!(key.seal(&mut message), Err(Error::CounterExhausted));
+        assert_eq!(seal(&key, &mut message), Err(Error::CounterExhausted));
     }
     assert_eq!(key.messages(), REJECT_AFTER_MESSAGES);
     assert_eq!(REJECT_AFTER_MESSAGES, 0xffff_ffff_ffff_dfff, "2^64 - 2^13 - 1");
 }
 
 #[test]
+fn a_counter_encrypts_once_and_only_what_it_was_assigned_to() {
+    let key = SendKey::new(&KEY, 1);
+    let mut message = datagram(b"packet");
+    assert_eq!(key.encrypt(&mut message), Err(Error::Malformed), "no counter was assigned");
+    seal(&key, &mut message).unwrap();
+    let sent = message.clone();
+    assert_eq!(key.encrypt(&mut message), Err(Error::Malformed));
+    assert_eq!(message, sent, "and it stays as it was");
+}
+
+#[test]
+fn messages_may_be_encrypted_in_another_order() {
+    let (send, receive) = (SendKey::new(&KEY, 1), ReceiveKey::new(&KEY, 1));
+    let mut messages = [datagram(b"first"), datagram(b"second")];
+    for (counter, message) in (0..).zip(&mut messages) {
+        assert_eq!(send.assign_counter(message), Ok(counter));
+    }
+    for (message, packet) in messages.iter_mut().zip([b"first".as_slice(), b"second"]).rev() {
+        send.encrypt(message).unwrap();
+        let decrypted = receive.decrypt(message).unwrap();
+        assert_eq!((decrypted.index(), &message[decrypted.inner()]), (1, packet));
+    }
+}
+
+#[test]
 fn threads_that_share_a_key_never_use_a_counter_twice() {
     let key = SendKey::new(&KEY, 1);
-    let seal = || (0..2_000).map(|_| key.seal(&mut datagram(b"")).unwrap()).collect::<Vec<_>>();
+    let count = || (0..2_000).map(|_| seal(&key, &mut datagram(b"")).unwrap()).collect::<Vec<_>>();
     let mut counters = std::thread::scope(|scope| {
-        let threads = [(); 3].map(|()| scope.spawn(seal));
+        let threads = [(); 3].map(|()| scope.spawn(count));
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
     });
     counters.sort_unstable();
@@ -66,8 +98,8 @@ fn threads_that_share_a_key_never_use_a_counter_twice() {
 
 #[test]
 fn no_key_is_shown() {
-    let shown = format!("{:?} {:?}", SendKey::new(&KEY, 1), ReceiveKey::new(&KEY));
-    assert_eq!(shown, "SendKey { remote_index: 1, messages: 0, .. } ReceiveKey { .. }");
+    let shown = format!("{:?} {:?}", SendKey::new(&KEY, 1), ReceiveKey::new(&KEY, 2));
+    assert_eq!(shown, "SendKey { remote_index: 1, messages: 0, .. } ReceiveKey { local_index: 2, .. }");
 }
 
 proptest! {
@@ -81,9 +113,9 @@ proptest! {
         let send = SendKey::new(&key, index);
         send.set_messages(sent);
         let mut message = datagram(&packet);
-        prop_assert_eq!(send.seal(&mut message), Ok(sent));
-        prop_assert_eq!(Header::parse(&message), Ok(Header { index, counter: sent }));
-        let inner = ReceiveKey::new(&key).open(&mut message).unwrap();
+        prop_assert_eq!(seal(&send, &mut message), Ok(sent));
+        prop_assert_eq!(Header::of_kind(4, &message), Ok(Header { index, counter: sent }));
+        let inner = ReceiveKey::new(&key, index).decrypt(&mut message).unwrap().inner();
         prop_assert_eq!(&message[inner], packet.as_slice());
     }
 
@@ -94,14 +126,13 @@ proptest! {
         bit in 0..8_u8,
     ) {
         let mut message = datagram(&packet);
-        SendKey::new(&KEY, 1).seal(&mut message).unwrap();
+        seal(&SendKey::new(&KEY, 1), &mut message).unwrap();
         let position = position.index(message.len());
         message[position] ^= 1 << bit;
-        let opened = ReceiveKey::new(&KEY).open(&mut message);
+        let opened = ReceiveKey::new(&KEY, 1).decrypt(&mut message);
         match position {
             0..4 => prop_assert_eq!(opened, Err(Error::Malformed)),
-            // The index is not authenticated: it only chooses the key.
-            4..8 => prop_assert!(opened.is_ok()),
+            4..8 => prop_assert_eq!(opened, Err(Error::UnknownIndex)),
             _ => prop_assert_eq!(opened, Err(Error::Authentication)),
         }
     }
@@ -111,8 +142,8 @@ proptest! {
         if data && bytes.len() >= 4 {
             bytes[..4].copy_from_slice(&[4, 0, 0, 0]);
         }
-        prop_assert!(ReceiveKey::new(&KEY).open(&mut bytes).is_err());
+        prop_assert!(ReceiveKey::new(&KEY, 1).decrypt(&mut bytes).is_err());
         let room = bytes.len() >= 32;
-        prop_assert_eq!(SendKey::new(&KEY, 1).seal(&mut bytes).is_ok(), room);
+        prop_assert_eq!(seal(&SendKey::new(&KEY, 1), &mut bytes).is_ok(), room);
     }
 }

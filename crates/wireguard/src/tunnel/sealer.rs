@@ -9,7 +9,7 @@ use crate::message::{DATA_HEADER_LENGTH, TAG_LENGTH};
 use crate::session::Session;
 use crate::timers::{REKEY_AFTER_MESSAGES, REKEY_AFTER_TIME, Timers};
 
-/// Encrypts packets in a peer's current session; see [`Tunnel::sealer`](super::Tunnel::sealer). Time stands still in it: it is made
+/// Sends packets in a peer's current session; see [`Tunnel::sealer`](super::Tunnel::sealer). Time stands still in it: it is made
 /// for the packets that are at hand.
 #[derive(Debug)]
 pub struct Sealer<'a> {
@@ -32,15 +32,15 @@ impl<'a> Sealer<'a> {
         Self { key, timers, now, is_old }
     }
 
-    /// Makes a data message of `datagram`, which is to be sent: 16 bytes for the header, the inner packet, which is padded already
-    /// (none for a keepalive), and 16 bytes for the tag. It is encrypted in place.
+    /// Gives the next counter to `datagram`, which is to be sent: 16 bytes for the header, the inner packet, which is padded already
+    /// (none for a keepalive), and 16 bytes for the tag. [`SendKey::encrypt`] of [`Self::key`] then makes a data message of it.
     ///
     /// # Errors
     /// [`Error::CounterExhausted`], after which a new session is needed, and [`Error::Malformed`] if `datagram` has no room for
     /// header and tag.
     #[inline]
-    pub fn seal(&mut self, datagram: &mut [u8]) -> Result<(), Error> {
-        let counter = self.key.seal(datagram)?;
+    pub fn assign_counter(&mut self, datagram: &mut [u8]) -> Result<(), Error> {
+        let counter = self.key.assign_counter(datagram)?;
         self.timers.message_sent(datagram.len() > DATA_HEADER_LENGTH + TAG_LENGTH, self.now);
         if self.is_old || counter >= REKEY_AFTER_MESSAGES {
             self.timers.want_handshake(self.now);
@@ -48,8 +48,8 @@ impl<'a> Sealer<'a> {
         Ok(())
     }
 
-    /// The key, to encrypt on another thread. The timers do not know of messages that are sent so.
-    pub fn key(&self) -> Arc<SendKey> {
-        Arc::clone(self.key)
+    /// The key of the session, for any thread.
+    pub fn key(&self) -> &Arc<SendKey> {
+        self.key
     }
 }

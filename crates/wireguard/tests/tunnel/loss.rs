@@ -1,13 +1,12 @@
 //! A network that loses, repeats, reorders, delays and damages messages.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
-use fairlead_wireguard::Due;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use crate::support::{Clock, MILLISECOND, SECOND, Side, strangers};
+use crate::support::{MILLISECOND, SECOND};
+use crate::world::World;
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -36,22 +35,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-struct World {
-    sides: [Side; 2],
-    clock: Clock,
-    /// Messages on their way, each with the side it goes to.
-    under_way: Vec<(usize, Vec<u8>)>,
-    last_packet: u32,
-    /// Number and receiver of every packet that was decrypted.
-    received: BTreeSet<(usize, u32)>,
-}
-
 impl World {
-    fn new() -> Self {
-        let (a, b, clock) = strangers();
-        Self { sides: [a, b], clock, under_way: Vec::new(), last_packet: 0, received: BTreeSet::new() }
-    }
-
     fn step(&mut self, step: Step) {
         match step {
             Step::Arrive(at) if !self.under_way.is_empty() => {
@@ -70,66 +54,9 @@ impl World {
                 let at = at.index(self.under_way.len());
                 self.under_way.swap_remove(at);
             }
-            Step::Send(side) => drop(self.send(side)),
+            Step::Send(side) => drop(self.send(side, 0)),
             Step::Wait(milliseconds) => self.wait(Duration::from_millis(milliseconds)),
             Step::Arrive(_) | Step::Damage(..) | Step::Lose(_) => {}
-        }
-    }
-
-    fn initiate(&mut self, side: usize, again: bool) {
-        let message = self.sides[side].initiate(again, self.clock.now());
-        self.under_way.extend(message.map(|message| (1 - side, message)));
-    }
-
-    fn arrive(&mut self, to: usize, message: &[u8]) {
-        let Ok(received) = self.sides[to].receive(message, self.clock.now()) else { return };
-        self.under_way.extend(received.answer.map(|answer| (1 - to, answer)));
-        if let Some(number) =
-            received.packet.and_then(|packet| packet.try_into().ok()).map(u32::from_le_bytes)
-        {
-            assert!(self.received.insert((to, number)), "packet {number} came twice");
-            assert!(number <= self.last_packet, "packet {number} was never sent");
-        }
-    }
-
-    /// Sends a packet, whose number is returned, or begins a handshake.
-    fn send(&mut self, side: usize) -> Option<u32> {
-        self.last_packet += 1;
-        let number = self.last_packet;
-        let Some(message) = self.sides[side].seal(&number.to_le_bytes(), self.clock.now()) else {
-            self.initiate(side, false);
-            return None;
-        };
-        self.under_way.push((1 - side, message));
-        Some(number)
-    }
-
-    /// Time passes from timer to timer, as for a device.
-    fn wait(&mut self, duration: Duration) {
-        let end = self.clock.elapsed + duration;
-        loop {
-            let deadlines = self.sides.iter().filter_map(|side| side.tunnel.poll_timeout());
-            let next = deadlines.min().map(|next| next.saturating_duration_since(self.clock.start.instant));
-            let Some(next) = next.filter(|next| *next <= end) else { break };
-            self.clock.set(next.max(self.clock.elapsed));
-            self.run_timers();
-        }
-        self.clock.set(end);
-    }
-
-    fn run_timers(&mut self) {
-        for side in 0..2 {
-            for due in self.sides[side].due(self.clock.now()) {
-                match due {
-                    Due::Expired => assert_eq!(self.sides[side].seal(b"", self.clock.now()), None),
-                    Due::GaveUp => {}
-                    Due::Handshake => self.initiate(side, true),
-                    Due::Keepalive => {
-                        let message = self.sides[side].seal(b"", self.clock.now());
-                        self.under_way.push((1 - side, message.expect("keepalives are due in a session")));
-                    }
-                }
-            }
         }
     }
 
@@ -137,16 +64,15 @@ impl World {
     fn heal(&mut self) -> Duration {
         let start = self.clock.elapsed;
         loop {
-            let sent = [0, 1].map(|side| self.send(side));
+            let sent = [0, 1].map(|side| self.send(side, 0));
             for _ in 0..6 {
                 for (to, message) in std::mem::take(&mut self.under_way) {
                     self.arrive(to, &message);
                 }
                 self.wait(10 * MILLISECOND);
             }
-            let arrived =
-                |side: usize| sent[side].is_some_and(|number| self.received.contains(&(1 - side, number)));
-            if arrived(0) && arrived(1) {
+            let arrived = |number: Option<u32>| number.is_some_and(|number| self.received.contains(&number));
+            if sent.into_iter().all(arrived) {
                 return self.clock.elapsed - start;
             }
             self.wait(SECOND);

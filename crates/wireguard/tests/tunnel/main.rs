@@ -1,8 +1,11 @@
 //! Two tunnels against each other.
 #![cfg(test)]
 
+mod corpus;
 mod crossing;
 mod handshakes;
 mod loss;
+mod operations;
 mod support;
 mod timers;
+mod world;

@@ -1,12 +1,13 @@
 //! Two peers, a clock that only tests move, and randomness that is the same at every run.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_wireguard::{
-    Due, Error, Identity, Kind, Now, Opened, Random, ReceivedInitiation, Response, Tunnel, kind_of,
-    read_initiation,
+    Due, Error, Identity, Kind, Now, Random, ReceivedInitiation, Response, Tunnel, kind_of, read_initiation,
+    receiver_index,
 };
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
@@ -62,15 +63,20 @@ impl Side {
     /// The data message with this packet; none without a session.
     pub(crate) fn seal(&mut self, packet: &[u8], now: Now) -> Option<Vec<u8>> {
         let mut datagram = [&[0; 16], packet, &[0; 16]].concat();
-        self.tunnel.sealer(now.instant)?.seal(&mut datagram).unwrap();
+        let mut sealer = self.tunnel.sealer(now.instant)?;
+        sealer.assign_counter(&mut datagram).unwrap();
+        sealer.key().encrypt(&mut datagram).unwrap();
         Some(datagram)
     }
 
     /// The packet of a data message, which the test keeps.
     pub(crate) fn open(&mut self, datagram: &[u8], now: Now) -> Result<(Vec<u8>, Opened), Error> {
         let mut datagram = datagram.to_vec();
-        let opened = self.tunnel.open(&mut datagram, now)?;
-        Ok((datagram[opened.inner.clone()].to_vec(), opened))
+        let index = receiver_index(&datagram).ok_or(Error::Malformed)?;
+        let decrypted = self.tunnel.receive_key(index, now.instant)?.decrypt(&mut datagram)?;
+        let is_first = self.tunnel.receive(&decrypted, now)?;
+        let (index, counter, inner) = (decrypted.index(), decrypted.counter(), decrypted.inner());
+        Ok((datagram[inner.clone()].to_vec(), Opened { index, counter, inner, is_first }))
     }
 
     pub(crate) fn due(&mut self, now: Now) -> Vec<Due> {
@@ -108,6 +114,17 @@ impl Side {
         }
         Ok(Received { answer, packet })
     }
+}
+
+/// What a data message has shown.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Opened {
+    pub(crate) index: u32,
+    pub(crate) counter: u64,
+    /// Where the packet was.
+    pub(crate) inner: Range<usize>,
+    /// It has confirmed the session.
+    pub(crate) is_first: bool,
 }
 
 /// What a message has led to.

@@ -2,6 +2,8 @@
 
 use proptest::prelude::*;
 
+use super::reference::slow_sum;
+
 /// A packet of TCP or UDP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Spec {
@@ -173,16 +175,6 @@ impl Spec {
         transport.extend(&self.payload);
         transport
     }
-}
-
-/// The one's-complement sum (RFC 1071), word by word.
-pub(super) fn slow_sum(bytes: &[u8]) -> u16 {
-    let mut sum = 0_u32;
-    for pair in bytes.chunks(2) {
-        sum += u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    sum as u16
 }
 
 /// One of a few flows, with any content.
