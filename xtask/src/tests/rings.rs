@@ -103,7 +103,7 @@ pub(crate) const RINGS: &[Ring] = &[
     Ring {
         name: "demo",
         packages: &["fairlead-demo"],
-        parallel: 2,
+        parallel: 3,
         // A rekey takes two minutes to come.
         waiting: &["clocks"],
         beside_next: false,
