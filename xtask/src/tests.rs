@@ -123,11 +123,13 @@ fn run_ring(ring: &Ring, executables: &[Executable], filter: &[String]) -> Outco
         .iter()
         .filter(|executable| ring.packages.contains(&executable.package.as_str()))
         .collect();
-    let waits = |executable: &&Executable| {
-        let name = executable.path.file_name().unwrap_or_default();
-        ring.waiting.iter().any(|waiting| name.starts_with(&format!("{waiting}-")))
+    let is_one_of = |executable: &Executable, names: &[&str]| {
+        let file = executable.path.file_name().unwrap_or_default();
+        names.iter().any(|name| file.strip_prefix(name).is_some_and(|rest| rest.starts_with('-')))
     };
-    let (waiting, others): (Vec<&Executable>, Vec<&Executable>) = of_ring.into_iter().partition(waits);
+    let (waiting, mut others): (Vec<&Executable>, Vec<&Executable>) =
+        of_ring.into_iter().partition(|executable| is_one_of(executable, ring.waiting));
+    others.sort_by_key(|executable| !is_one_of(executable, ring.long));
     let run = |executable: &Executable| run_one(executable, &programs, ring.options, filter, ring.limit);
     let outcomes = thread::scope(|scope| {
         let beside = scope.spawn(|| run_parallel(&waiting, 1, run));

@@ -11,6 +11,8 @@ pub(crate) struct Ring {
     pub(crate) packages: &'static [&'static str],
     /// Number of test executables that run concurrently: those of the first two rings mostly wait.
     pub(crate) parallel: usize,
+    /// Test executables that take longest: they begin first, so that none of them is left alone at the end.
+    pub(crate) long: &'static [&'static str],
     /// Test executables that wait nearly all of the time: they run beside the others, one at a time.
     pub(crate) waiting: &'static [&'static str],
     /// It mostly waits for virtual machines, and runs beside the ring after it.
@@ -52,6 +54,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "xtask",
         ],
         parallel: 4,
+        long: &[],
         waiting: &[],
         beside_next: false,
         only_by_name: false,
@@ -74,6 +77,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "fairlead-bench",
         ],
         parallel: 3,
+        long: &[],
         waiting: &[],
         beside_next: false,
         only_by_name: false,
@@ -84,6 +88,7 @@ pub(crate) const RINGS: &[Ring] = &[
         name: "kube",
         packages: &["testbed-kube"],
         parallel: 2,
+        long: &[],
         waiting: &[],
         beside_next: false,
         only_by_name: false,
@@ -94,6 +99,7 @@ pub(crate) const RINGS: &[Ring] = &[
         name: "vm",
         packages: &["testbed-vm"],
         parallel: 1,
+        long: &[],
         waiting: &[],
         beside_next: true,
         only_by_name: false,
@@ -104,6 +110,7 @@ pub(crate) const RINGS: &[Ring] = &[
         name: "demo",
         packages: &["fairlead-demo"],
         parallel: 3,
+        long: &["relay", "gateways", "nat64", "bypass", "discovery", "paths"],
         // A rekey takes two minutes to come.
         waiting: &["clocks"],
         beside_next: false,
@@ -115,6 +122,7 @@ pub(crate) const RINGS: &[Ring] = &[
         name: "nodes",
         packages: &["testbed-nodes"],
         parallel: 1,
+        long: &[],
         // Small clusters, whose nodes start while the others' tests wait.
         waiting: &["router", "chained"],
         beside_next: false,
@@ -191,6 +199,19 @@ mod unit {
             workspace().unwrap().packages.iter().map(|package| package.name.to_string()).collect();
         assert_eq!(in_rings.iter().cloned().collect::<BTreeSet<_>>(), members);
         assert_eq!(in_rings.len(), members.len(), "a package is in two rings");
+    }
+
+    #[test]
+    fn the_programs_that_are_named_exist() {
+        let packages = workspace().unwrap().packages;
+        for ring in RINGS {
+            let of_ring = packages.iter().filter(|package| ring.packages.contains(&package.name.as_str()));
+            let programs: Vec<&str> =
+                of_ring.flat_map(|package| &package.targets).map(|target| target.name.as_str()).collect();
+            for name in ring.long.iter().chain(ring.waiting) {
+                assert!(programs.contains(name), "{} has no program {name}", ring.name);
+            }
+        }
     }
 
     #[test]
