@@ -19,6 +19,7 @@
 //! packet.
 
 mod allowed;
+mod clock;
 mod device;
 mod echo;
 mod ecn;

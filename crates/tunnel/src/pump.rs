@@ -7,13 +7,13 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState};
-use fairlead_wireguard::{Now, SystemRandom};
+use fairlead_wireguard::SystemRandom;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use crate::clock::Clock;
 use crate::engine::Engine;
 use crate::handover::Takeover;
 use crate::offload::{self, Merger};
@@ -67,6 +67,7 @@ struct Pump {
     /// `None` until a port is configured.
     sockets: Option<Arc<Sockets>>,
     mark: u32,
+    clock: Clock,
     engine: Engine,
     path_port: Arc<PathPort>,
     handover: Handover,
@@ -105,6 +106,7 @@ impl Pump {
             tun,
             sockets: None,
             mark: 0,
+            clock: Clock::new(),
             engine: Engine::new(mtu, Box::new(SystemRandom)),
             path_port: Arc::new(PathPort::new()),
             handover: Handover::None,
@@ -132,7 +134,7 @@ impl Pump {
             if let Some(also) = self.path_port.take_both_ways() {
                 self.engine.set_both_ways(&also);
             }
-            let now = Now::read();
+            let now = self.clock.now();
             if ready.handover && matches!(self.poll_handover(now), Flow::End) {
                 return;
             }
@@ -197,7 +199,7 @@ impl Pump {
     }
 
     fn until_next_tick(&self) -> PollTimeout {
-        let timers = self.engine.poll_timeout().map(|due| due.saturating_duration_since(Instant::now()));
+        let timers = self.engine.poll_timeout().map(|due| due.saturating_duration_since(self.clock.now().instant));
         let left = [timers, self.handover.poll_interval()].into_iter().flatten().min();
         // Rounded up, or the loop would spin through the last millisecond.
         left.map_or(PollTimeout::NONE, |left| {
@@ -254,7 +256,7 @@ impl Pump {
             None => {}
         }
         self.mark = mark;
-        let now = Now::read();
+        let now = self.clock.now();
         self.engine.apply(change, now, &mut self.out);
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fairlead_wireguard::Now;
 
@@ -80,7 +80,7 @@ impl Pump {
         }
         self.sockets = Some(sockets);
         if let Handover::Takeover(takeover) = &mut self.handover
-            && let Err(error) = takeover.sockets_opened(took_sockets, Instant::now())
+            && let Err(error) = takeover.sockets_opened(took_sockets, self.clock.now().instant)
         {
             self.abandon_takeover(&error);
         }
