@@ -23,7 +23,8 @@ impl Clock {
     /// Reads both clocks. Without a reading of the kernel's, which every Linux since 2.6.39 has, sleep does not count.
     pub(crate) fn now(&self) -> Now {
         let since_start = boot_time().map(|boot_time| self.since_start(boot_time));
-        let instant = since_start.and_then(|since| self.start.checked_add(since)).unwrap_or_else(Instant::now);
+        let instant =
+            since_start.and_then(|since| self.start.checked_add(since)).unwrap_or_else(Instant::now);
         Now { instant, wall: SystemTime::now() }
     }
 

@@ -19,7 +19,7 @@ use crate::inner;
 use crate::offload::Split;
 use crate::outbox::{Batch, Outbox};
 use crate::peer::{Context, Indexes, Pace, Peer};
-use crate::received::{Message, Session};
+use crate::received::{Message, SessionKey};
 use crate::udp::{Path, Received};
 
 mod both_ways;
@@ -237,16 +237,26 @@ impl Engine {
     }
 
     /// The session of everything that was received, if it is data messages of one session that may still be used.
-    pub(crate) fn session_of_all(&self, received: &Received<'_>, now: Instant) -> Option<Session> {
+    pub(crate) fn session_of_all(&self, received: &Received<'_>, now: Instant) -> Option<SessionKey> {
         let run = data_run(received.bytes, received.length);
         if run == received.bytes.len() { self.session(received.bytes, now) } else { None }
     }
 
+    /// Whether a message of a handshake, or of a session, is in what was received: it may not overtake what came before it. Other
+    /// datagrams may.
+    pub(crate) fn has_place_in_order(&self, received: &Received<'_>) -> bool {
+        received.bytes.chunks(received.length.max(1)).any(|datagram| {
+            let is_ours =
+                || receiver_index(datagram).is_some_and(|index| self.indexes.owner(index).is_some());
+            kind_of(datagram) == Some(Kind::Initiation) || is_ours()
+        })
+    }
+
     /// The session of the first of these data messages.
-    fn session(&self, messages: &[u8], now: Instant) -> Option<Session> {
+    fn session(&self, messages: &[u8], now: Instant) -> Option<SessionKey> {
         let index = receiver_index(messages)?;
         let peer = self.indexes.owner(index)?;
-        Some(Session { peer, key: self.peers.get(&peer)?.receive_key(index, now)? })
+        Some(SessionKey { peer, key: self.peers.get(&peer)?.receive_key(index, now)? })
     }
 
     /// Takes the messages of one session that were decrypted. Where the inner packets are, if their sender may use their source

@@ -12,7 +12,8 @@
 //! to the TUN. Datagrams that are no WireGuard messages go to the [`PathSocket`] instead. `engine` decides all
 //! of this without doing I/O; `pump` is the one loop that moves bytes, on one thread in the network namespace of the
 //! thread that called [`Device::start`]. What the kernel has joined stays together from the read to the write: `offload` cuts the
-//! packets of a read into segments and joins those of a write, and `outbox` has the datagrams that one system call sends.
+//! packets of a read into segments and joins those of a write, `outbox` has the datagrams that one system call sends, and `received` those that one
+//! has received. On machines with several processors `workers` encrypts and decrypts beside the loop.
 //!
 //! The interface outlives the process: a device that starts with the same name adopts it with its addresses and routes.
 //! Only [`Device::delete`] removes it. With [`Device::hand_over`] another process takes the device over without losing a

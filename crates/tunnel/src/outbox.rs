@@ -22,7 +22,7 @@ const MAX_POOL: usize = 32;
 /// Where datagrams go, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Destination {
-    /// The peer whose counters include them, once; `None` for cookies.
+    /// The peer whose counters include them; `None` for cookies, and when only copies are left to be sent.
     pub(crate) peer: Option<PublicKey>,
     pub(crate) path: Path,
     /// Where copies of them go as well.
@@ -38,6 +38,8 @@ pub(crate) struct Batch {
     /// Of the last one.
     last_length: usize,
     datagrams: usize,
+    /// The bytes that count as waiting.
+    waiting: usize,
     /// The key that they still have to be encrypted with: they have their counters.
     key: Option<Arc<SendKey>>,
 }
@@ -97,7 +99,12 @@ pub(crate) struct Outbox {
 impl Outbox {
     /// One whose batches these threads encrypt, if there are any.
     pub(crate) fn new(workers: &Workers) -> Self {
-        Self { encrypts_at_once: !workers.share(), ..Self::default() }
+        Self { encrypts_at_once: !workers.has_threads(), ..Self::default() }
+    }
+
+    /// Whether a datagram of at most `max_length` bytes would not be lost.
+    pub(crate) fn has_room(&self, max_length: usize) -> bool {
+        self.bytes.saturating_add(max_length) <= MAX_WAITING
     }
 
     /// Appends a datagram of at most `max_length` bytes, which `write` appends to what is there; if it appends nothing, there is none.
@@ -109,7 +116,7 @@ impl Outbox {
         key: Option<&Arc<SendKey>>,
         write: impl FnOnce(&mut Vec<u8>),
     ) {
-        if self.bytes.saturating_add(max_length) > MAX_WAITING {
+        if !self.has_room(max_length) {
             return;
         }
         let joins = self.batches.back().is_some_and(|last| last.to == *to && last.has_room(key, max_length));
@@ -123,6 +130,7 @@ impl Outbox {
         if length > 0 {
             batch.last_length = length;
             batch.datagrams = batch.datagrams.saturating_add(1);
+            batch.waiting = batch.waiting.saturating_add(length);
             self.bytes = self.bytes.saturating_add(length);
             if before == 0 {
                 batch.datagram_length = length;
@@ -149,7 +157,7 @@ impl Outbox {
             self.batches.back_mut().into_iter().for_each(Batch::encrypt);
         }
         let (bytes, key) = (self.pool.pop().unwrap_or_default(), key.cloned());
-        let batch = Batch { to, bytes, datagram_length: 0, last_length: 0, datagrams: 0, key };
+        let batch = Batch { to, bytes, datagram_length: 0, last_length: 0, datagrams: 0, waiting: 0, key };
         self.batches.push_back(batch);
     }
 
@@ -158,6 +166,7 @@ impl Outbox {
         let first = self.batches.iter().position(|batch| batch.key.is_some()).unwrap_or(self.batches.len());
         workers.run(self.batches.drain(first..).map(Work::Encrypt));
         self.batches.extend(workers.done().filter_map(Work::into_batch));
+        self.bytes = self.batches.iter().map(|batch| batch.waiting).sum();
     }
 
     /// Whether nothing waits.
@@ -178,14 +187,14 @@ impl Outbox {
     /// Takes the first batch, encrypted; give it back with [`Self::recycle`] or [`Self::return_front`].
     pub(crate) fn pop_front(&mut self) -> Option<Batch> {
         let mut batch = self.batches.pop_front()?;
-        self.bytes = self.bytes.saturating_sub(batch.bytes.len());
+        self.bytes = self.bytes.saturating_sub(batch.waiting);
         batch.encrypt();
         Some(batch)
     }
 
     /// Puts a batch back that could not be sent yet.
     pub(crate) fn return_front(&mut self, batch: Batch) {
-        self.bytes = self.bytes.saturating_add(batch.bytes.len());
+        self.bytes = self.bytes.saturating_add(batch.waiting);
         self.batches.push_front(batch);
     }
 

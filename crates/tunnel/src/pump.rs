@@ -1,6 +1,7 @@
 //! The packet loop: the one place that moves bytes between the TUN, the sockets and the engine.
 //!
-//! One thread that owns everything, so nothing is locked per packet; other threads send it commands ([`Handle`]).
+//! One thread that owns everything, so nothing is locked per packet; other threads send it commands ([`Handle`]), and encrypt and decrypt
+//! batches that it lends them ([`Workers`]).
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -199,7 +200,8 @@ impl Pump {
     }
 
     fn until_next_tick(&self) -> PollTimeout {
-        let timers = self.engine.poll_timeout().map(|due| due.saturating_duration_since(self.clock.now().instant));
+        let timers =
+            self.engine.poll_timeout().map(|due| due.saturating_duration_since(self.clock.now().instant));
         let left = [timers, self.handover.poll_interval()].into_iter().flatten().min();
         // Rounded up, or the loop would spin through the last millisecond.
         left.map_or(PollTimeout::NONE, |left| {

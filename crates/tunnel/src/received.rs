@@ -10,11 +10,12 @@ use crate::ecn::Ecn;
 use crate::udp::{Path, Received, Receiver};
 use crate::workers::{Work, Workers};
 
-/// Batches that are decrypted together, at most: half a mebibyte, which the caches of a processor hold.
+/// Batches that are decrypted together, at most: half a mebibyte, which the caches of a processor hold. Where the kernel joins nothing, a
+/// batch is one datagram, and so few are decrypted without other threads.
 const MAX_WAITING: usize = 8;
 
-/// The session of data messages.
-pub(crate) struct Session {
+/// What decrypts the data messages of a session.
+pub(crate) struct SessionKey {
     pub(crate) peer: PublicKey,
     pub(crate) key: Arc<ReceiveKey>,
 }
@@ -26,7 +27,7 @@ pub(crate) struct Message {
     pub(crate) decrypted: Decrypted,
 }
 
-impl Session {
+impl SessionKey {
     /// Decrypts the messages in the part `run` of `bytes`, of which each but the last is `length` bytes long, and appends them to
     /// `messages`, without those that the peer has not made.
     pub(crate) fn decrypt(
@@ -50,7 +51,7 @@ impl Session {
 
 /// Data messages of one session that one system call received.
 pub(crate) struct ReceivedBatch {
-    pub(crate) session: Session,
+    pub(crate) session: SessionKey,
     path: Path,
     ecn: Ecn,
     buffer: Buffer,
@@ -94,13 +95,13 @@ pub(crate) struct ReceivedBatches {
 }
 
 impl ReceivedBatches {
-    /// Keeps what was received last, with `parts` of it: its path, its ECN field, its bytes and the length of its datagrams. The receiver
+    /// Keeps what the receiver has received last: so many bytes, in datagrams of this length, with this path and ECN field. The receiver
     /// goes on with another buffer.
     pub(crate) fn keep(
         &mut self,
         receiver: &mut Receiver,
         (path, ecn, received, datagram_length): (Path, Ecn, usize, usize),
-        session: Session,
+        session: SessionKey,
     ) {
         let mut buffer = self.pool.pop().unwrap_or_default();
         receiver.exchange(&mut buffer.bytes);
@@ -109,7 +110,7 @@ impl ReceivedBatches {
 
     /// Whether those that wait are to be decrypted before more is received: at once, if no other thread helps.
     pub(crate) fn is_full(&self, workers: &Workers) -> bool {
-        self.waiting.len() >= if workers.share() { MAX_WAITING } else { 1 }
+        self.waiting.len() >= if workers.has_threads() { MAX_WAITING } else { 1 }
     }
 
     /// Whether none waits.

@@ -25,7 +25,7 @@ pub struct Settings {
     /// hand-over. A directory that only root can enter: a process that listens there gets the traffic.
     pub handover_socket: Option<PathBuf>,
     /// Threads that encrypt and decrypt beside the packet loop when there is much to do; `None` for two fewer than this process has
-    /// processors, and 7 at most.
+    /// processors, and 7 at most. 32 is the most there are.
     pub threads: Option<usize>,
 }
 

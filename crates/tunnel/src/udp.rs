@@ -331,7 +331,7 @@ impl<'a> Received<'a> {
     }
 }
 
-/// Receives datagrams; owns the buffers so that the loop allocates nothing.
+/// Receives datagrams into a buffer that is used again, until [`Self::exchange`] gives it away for another one.
 pub(crate) struct Receiver {
     buffer: Vec<u8>,
     control: Vec<u8>,

@@ -12,9 +12,15 @@ use crate::outbox::Batch;
 use crate::received::ReceivedBatch;
 
 /// Threads of a device by default, at most: with these the loop itself is what limits throughput.
-const MAX_THREADS: usize = 7;
-/// Bytes that are worth the waking of a thread: it takes about as long as their encryption.
-const MIN_BYTES: usize = 64 << 10;
+const MAX_DEFAULT_THREADS: usize = 7;
+/// Threads of a device, at most: there is never so much to do at once that more could help.
+pub(crate) const MAX_THREADS: usize = 32;
+/// Bytes that are worth the waking of one more thread: it takes about as long as half of their encryption.
+const MIN_BYTES: usize = 32 << 10;
+/// Bytes of a batch that are worth handing it to another thread.
+const MIN_BATCH: usize = 4 << 10;
+/// Slots that are kept for the next time.
+const MAX_SLOTS: usize = 1 << 10;
 
 /// What a thread does at once.
 pub(crate) enum Work {
@@ -85,7 +91,7 @@ struct Round {
     slots: Vec<Option<Work>>,
     /// The first one that is left.
     next: usize,
-    /// Those that are not done.
+    /// Those that are neither done nor lost.
     unfinished: usize,
     /// The threads shall end.
     ends: bool,
@@ -99,9 +105,10 @@ impl Round {
         Some((index, work))
     }
 
-    fn put_back(&mut self, index: usize, work: Work) {
+    /// Puts back what was done; nothing if a thread has panicked over it.
+    fn put_back(&mut self, index: usize, work: Option<Work>) {
         if let Some(slot) = self.slots.get_mut(index) {
-            *slot = Some(work);
+            *slot = work;
         }
         self.unfinished = self.unfinished.saturating_sub(1);
     }
@@ -113,9 +120,9 @@ impl Workers {
     pub(crate) fn new(name: Arc<str>, threads: Option<usize>) -> Self {
         let default = || {
             let processors = thread::available_parallelism().map_or(1, usize::from);
-            processors.saturating_sub(2).min(MAX_THREADS)
+            processors.saturating_sub(2).min(MAX_DEFAULT_THREADS)
         };
-        let max_threads = threads.unwrap_or_else(default);
+        let max_threads = threads.unwrap_or_else(default).min(MAX_THREADS);
         Self { name, max_threads, threads: Vec::new(), shared: Arc::default(), slots: Vec::new() }
     }
 
@@ -124,17 +131,17 @@ impl Workers {
         Arc::clone(&self.name)
     }
 
-    /// Whether several at once are done sooner.
-    pub(crate) fn share(&self) -> bool {
+    /// Whether there are threads that help.
+    pub(crate) fn has_threads(&self) -> bool {
         self.max_threads > 0
     }
 
-    /// Does all of it; [`Self::done`] has it then, in the same order.
+    /// Does all of it; [`Self::done`] has it then, in the same order. Only what a thread has panicked over is missing.
     pub(crate) fn run(&mut self, work: impl Iterator<Item = Work>) {
         self.slots.extend(work.map(Some));
-        let bytes = self.slots.iter().flatten().map(Work::bytes).fold(0, usize::saturating_add);
-        if self.slots.len() > 1 && bytes >= MIN_BYTES && self.start() {
-            self.run_shared();
+        let helpers = self.helpers();
+        if helpers > 0 {
+            self.run_with(helpers);
         } else {
             self.slots.iter_mut().flatten().for_each(Work::perform);
         }
@@ -142,23 +149,40 @@ impl Workers {
 
     /// Takes what [`Self::run`] was given.
     pub(crate) fn done(&mut self) -> impl Iterator<Item = Work> {
+        if self.slots.is_empty() {
+            self.slots.shrink_to(MAX_SLOTS);
+        }
         self.slots.drain(..).flatten()
     }
 
-    /// Starts the threads, once. Whether there are any.
-    fn start(&mut self) -> bool {
-        if self.threads.is_empty() && self.max_threads > 0 {
-            let threads: io::Result<Vec<_>> =
-                (0..self.max_threads).map(|number| self.spawn(number)).collect();
-            match threads {
-                Ok(threads) => self.threads = threads,
+    /// How many threads have enough to do beside the largest batch, which the loop itself does meanwhile.
+    fn helpers(&mut self) -> usize {
+        let lengths = || self.slots.iter().flatten().map(Work::bytes);
+        let bytes = lengths().fold(0, usize::saturating_add);
+        let others = bytes.saturating_sub(lengths().max().unwrap_or_default());
+        if others < MIN_BYTES || bytes / self.slots.len().max(1) < MIN_BATCH {
+            return 0;
+        }
+        self.start();
+        self.threads.len().min(others / MIN_BYTES)
+    }
+
+    /// Starts the threads, once.
+    fn start(&mut self) {
+        if !self.threads.is_empty() {
+            return;
+        }
+        for number in 0..self.max_threads {
+            match self.spawn(number) {
+                Ok(thread) => self.threads.push(thread),
                 Err(error) => {
-                    tracing::warn!(interface = %self.name, %error, "cannot start threads: one alone encrypts and decrypts");
-                    self.max_threads = 0;
+                    let (wanted, started) = (self.max_threads, self.threads.len());
+                    tracing::warn!(interface = %self.name, %error, wanted, started, "cannot start all threads that encrypt");
+                    break;
                 }
             }
         }
-        !self.threads.is_empty()
+        self.max_threads = self.threads.len();
     }
 
     fn spawn(&self, number: usize) -> io::Result<JoinHandle<()>> {
@@ -168,18 +192,19 @@ impl Workers {
         thread::Builder::new().name(name).stack_size(256 << 10).spawn(move || shared.serve())
     }
 
-    fn run_shared(&mut self) {
-        let others = self.threads.len().min(self.slots.len().saturating_sub(1));
+    fn run_with(&mut self, helpers: usize) {
         let mut round = self.shared.lock();
         std::mem::swap(&mut round.slots, &mut self.slots);
         round.next = 0;
         round.unfinished = round.slots.len();
-        (0..others).for_each(|_| self.shared.begun.notify_one());
+        drop(round);
+        (0..helpers).for_each(|_| self.shared.begun.notify_one());
+        round = self.shared.lock();
         while let Some((index, mut work)) = round.take() {
             drop(round);
             work.perform();
             round = self.shared.lock();
-            round.put_back(index, work);
+            round.put_back(index, Some(work));
         }
         while round.unfinished > 0 {
             round = self.shared.finished.wait(round).unwrap_or_else(PoisonError::into_inner);
@@ -196,22 +221,41 @@ impl Shared {
             if round.ends {
                 return;
             }
-            let Some((index, mut work)) = round.take() else {
+            let Some((index, work)) = round.take() else {
                 round = self.begun.wait(round).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             drop(round);
-            work.perform();
+            let mut taken = Taken { shared: self, index, work: Some(work), is_done: false };
+            taken.work.iter_mut().for_each(Work::perform);
+            taken.is_done = true;
+            drop(taken);
             round = self.lock();
-            round.put_back(index, work);
-            if round.unfinished == 0 {
-                self.finished.notify_one();
-            }
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Round> {
         self.round.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a thread has taken. It counts as no longer missing even if the thread panics: the loop must not wait for ever.
+struct Taken<'a> {
+    shared: &'a Shared,
+    index: usize,
+    work: Option<Work>,
+    is_done: bool,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        // What is done in part must not leave.
+        let work = self.work.take().filter(|_| self.is_done);
+        let mut round = self.shared.lock();
+        round.put_back(self.index, work);
+        if round.unfinished == 0 {
+            self.shared.finished.notify_one();
+        }
     }
 }
 
@@ -236,7 +280,7 @@ mod tests {
     use super::*;
     use crate::ecn::Ecn;
     use crate::outbox::{Destination, Outbox};
-    use crate::received::{ReceivedBatches, Session};
+    use crate::received::{ReceivedBatches, SessionKey};
     use crate::udp::{MAX_DATAGRAM, Path, Receiver};
 
     const KEY: [u8; 32] = [7; 32];
@@ -295,7 +339,7 @@ mod tests {
                 let (length, path) = (bytes.len(), path());
                 bytes.resize(MAX_DATAGRAM, 0);
                 receiver.exchange(&mut bytes);
-                let session = Session { peer, key: Arc::clone(&key) };
+                let session = SessionKey { peer, key: Arc::clone(&key) };
                 received.keep(&mut receiver, (path, Ecn::NOT_CAPABLE, length, LENGTH), session);
             }
             received.decrypt(&mut shared);
@@ -314,9 +358,31 @@ mod tests {
     }
 
     #[test]
+    fn what_a_thread_panics_over_is_lost_and_nothing_waits_for_it() {
+        let shared = Shared::default();
+        shared.lock().slots = vec![None, None];
+        shared.lock().unfinished = 2;
+        let batch = || encrypted(1, &mut workers(0)).remove(0);
+        let thread = std::thread::scope(|scope| {
+            let panics = || {
+                let _taken =
+                    Taken { shared: &shared, index: 0, work: Some(Work::Encrypt(batch())), is_done: false };
+                panic!("while it encrypts");
+            };
+            scope.spawn(panics).join()
+        });
+        assert!(thread.is_err());
+        drop(Taken { shared: &shared, index: 1, work: Some(Work::Encrypt(batch())), is_done: true });
+        let round = shared.lock();
+        assert_eq!(round.unfinished, 0);
+        assert_eq!(round.slots.iter().map(Option::is_some).collect::<Vec<_>>(), [false, true]);
+    }
+
+    #[test]
     fn little_work_starts_no_thread() {
         let mut shared = workers(3);
-        encrypted(40, &mut shared);
-        assert!(shared.threads.is_empty() && shared.share() && !workers(0).share());
+        // 64 KiB of one connection, with a rest that no thread need be woken for.
+        encrypted(47, &mut shared);
+        assert!(shared.threads.is_empty() && shared.has_threads() && !workers(0).has_threads());
     }
 }

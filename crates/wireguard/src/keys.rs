@@ -18,8 +18,8 @@ pub(crate) const REJECT_AFTER_MESSAGES: u64 = u64::MAX - (1 << 13);
 
 /// The type of a data message and its three reserved bytes (WireGuard paper 5.4.6).
 const DATA: u32 = 4;
-/// What stands there until the message is encrypted. The paper has no such type.
-const NOT_ENCRYPTED: u32 = 0;
+/// What stands there until the message is encrypted: no type of the paper, and nothing that an empty buffer holds.
+const NOT_ENCRYPTED: u32 = u32::MAX;
 /// Bytes that `LessSafeKey` has on the heap: `EVP_AEAD_CTX` of AWS-LC and the length in front of it.
 const CONTEXT_LENGTH: usize = 592;
 
@@ -57,10 +57,14 @@ impl SendKey {
     /// call does: one more with the same counter would show what is inside.
     ///
     /// # Errors
-    /// [`Error::Malformed`] if [`Self::assign_counter`] was not called for it, or it is encrypted already; then it must not be sent.
+    /// [`Error::Malformed`] if this key's [`Self::assign_counter`] was not called for it, or it is encrypted already; then it must not
+    /// be sent.
     #[inline]
     pub fn encrypt(&self, datagram: &mut [u8]) -> Result<(), Error> {
-        let counter = Header::of_kind(NOT_ENCRYPTED, datagram)?.counter;
+        let Header { index, counter } = Header::of_kind(NOT_ENCRYPTED, datagram)?;
+        if index != self.remote_index || counter >= self.messages() {
+            return Err(Error::Malformed);
+        }
         let (header, rest) =
             datagram.split_first_chunk_mut::<DATA_HEADER_LENGTH>().ok_or(Error::Malformed)?;
         let (packet, tag) = rest.split_last_chunk_mut::<TAG_LENGTH>().ok_or(Error::Malformed)?;

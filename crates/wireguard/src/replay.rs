@@ -37,10 +37,9 @@ impl ReplayWindow {
         self.greatest.is_none()
     }
 
-    /// Whether [`Self::check_and_record`] would accept `counter`. To be asked before decryption, so that a replayed message costs
-    /// no computation.
+    /// Whether [`Self::check_and_record`] would accept `counter`.
     #[inline]
-    pub fn is_new(&self, counter: u64) -> bool {
+    fn is_new(&self, counter: u64) -> bool {
         if counter >= REJECT_AFTER_MESSAGES {
             return false;
         }

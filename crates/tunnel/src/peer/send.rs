@@ -26,7 +26,7 @@ impl Peer {
         let mut append = |bytes: &mut Vec<u8>| {
             packets.append_next(bytes);
         };
-        if self.seal((count, max_length), ecn, context, &mut append) {
+        if self.enqueue((count, max_length), ecn, context, &mut append) {
             return;
         }
         loop {
@@ -46,7 +46,7 @@ impl Peer {
     /// Makes data messages of `count` packets of at most `max_length` bytes each, all with one ECN field: `append` appends the next one
     /// to what is there. They get their counters here, and are encrypted when they leave. Returns false, and asks for no packet, if
     /// there is no session.
-    pub(super) fn seal(
+    pub(super) fn enqueue(
         &mut self,
         (count, max_length): (usize, usize),
         ecn: Ecn,
@@ -60,6 +60,10 @@ impl Peer {
         let overhead = DATA_HEADER_LENGTH.saturating_add(TAG_LENGTH);
         let max_length = inner::padded_length(max_length, *mtu).saturating_add(overhead);
         for _ in 0..count {
+            if !out.has_room(max_length) {
+                break;
+            }
+            self.last_sent = Some(now.instant);
             let also = both_ways.second_path(&self.key, &path, max_length, now.instant);
             let to = Destination { peer: Some(self.key), path, also, ecn };
             out.append(&to, max_length, Some(&key), |bytes| {
@@ -75,13 +79,12 @@ impl Peer {
                 }
             });
         }
-        self.last_sent = Some(now.instant);
         true
     }
 
     /// Sends an empty packet; returns false if there is no session.
     pub(super) fn send_empty(&mut self, context: &mut Context<'_>) -> bool {
-        self.seal((1, 0), Ecn::NOT_CAPABLE, context, |_| {})
+        self.enqueue((1, 0), Ecn::NOT_CAPABLE, context, |_| {})
     }
 
     /// Sends the packets that waited for a session, or an empty one if none did: the peer uses the session from its first packet on
@@ -92,7 +95,7 @@ impl Peer {
         }
         for packet in mem::take(&mut self.staged) {
             let append = |bytes: &mut Vec<u8>| bytes.extend_from_slice(&packet);
-            if !self.seal((1, packet.len()), Ecn::of_packet(&packet), context, append) {
+            if !self.enqueue((1, packet.len()), Ecn::of_packet(&packet), context, append) {
                 self.stage(packet);
             }
         }

@@ -40,7 +40,8 @@ impl Pump {
         }
     }
 
-    /// Reads one socket. `number` is that of the socket, or `None` for a datagram that is to be ignored.
+    /// Reads one socket. `number` says which of the sockets beside the port it is, `Some(None)` for the port itself, and `None` if what came
+    /// this way is to be ignored.
     fn read_socket(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -63,8 +64,9 @@ impl Pump {
                     self.take_received(now);
                 }
             } else {
-                // What came before comes first: it may be of a session that this ends.
-                self.take_received(now);
+                if self.engine.has_place_in_order(&received) {
+                    self.take_received(now);
+                }
                 self.receive(received, number, now);
             }
         }

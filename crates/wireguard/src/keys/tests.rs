@@ -63,7 +63,12 @@ fn a_used_up_counter_never_wraps_around() {
 fn a_counter_encrypts_once_and_only_what_it_was_assigned_to() {
     let key = SendKey::new(&KEY, 1);
     let mut message = datagram(b"packet");
-    assert_eq!(key.encrypt(&mut message), Err(Error::Malformed), "no counter was assigned");
+    for no_counter in [0, 0xff] {
+        assert_eq!(key.encrypt(&mut [no_counter; 48]), Err(Error::Malformed));
+    }
+    let other = SendKey::new(&KEY, 2);
+    other.assign_counter(&mut message).unwrap();
+    assert_eq!(key.encrypt(&mut message), Err(Error::Malformed), "it has the counter of another session");
     seal(&key, &mut message).unwrap();
     let sent = message.clone();
     assert_eq!(key.encrypt(&mut message), Err(Error::Malformed));
