@@ -21,6 +21,7 @@ fn kept_sequences_of_operations_never_panic_and_messages_are_taken() {
         ("lost_and_repeated", [1, 1, 0, 3]),
         ("other_preshared_key", [1, 0, 0, 0]),
         ("renewed_and_expired", [2, 2, 0, 4]),
+        ("replayed", [1, 1, 0, 1]),
     ];
     assert_eq!(taken, expected.map(|(name, taken)| (name.to_owned(), taken)));
 }

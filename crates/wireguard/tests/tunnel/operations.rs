@@ -77,26 +77,34 @@ impl Network {
                 let length = input.byte()?;
                 self.world.wait(Duration::from_millis(u64::from(16 + length % 16) << (length / 16)));
             }
-            4 => drop(self.take_message(input)?),
+            4 => self.world.sides[side].tunnel.forget_sessions(),
             5 => {
+                let key = input.byte()?;
+                self.world.sides[side].tunnel.set_preshared_key((key != 0).then_some([key; 32]));
+            }
+            6 => self.inject(side, flag, input)?,
+            other => self.operate_network(other, flag, input)?,
+        }
+        Some(())
+    }
+
+    /// The same for what happens to messages under way.
+    fn operate_network(&mut self, operation: u8, flag: bool, input: &mut Input<'_>) -> Option<()> {
+        match operation {
+            7 => drop(self.take_message(input)?),
+            8 => {
                 let repeated = self.message(input)?.cloned();
                 self.world.under_way.extend(repeated);
             }
-            6 => {
+            9 => {
                 let (message, at, change) = (self.message(input)?, input.byte()?, input.byte()?);
                 if let Some((_, message)) = message.filter(|(_, message)| !message.is_empty()) {
                     let at = usize::from(at) % message.len();
                     message[at] ^= change;
                 }
             }
-            7 => self.sign(input)?,
-            8 => self.flood(input, flag)?,
-            9 => self.world.sides[side].tunnel.forget_sessions(),
-            10 => {
-                let key = input.byte()?;
-                self.world.sides[side].tunnel.set_preshared_key((key != 0).then_some([key; 32]));
-            }
-            11 => self.inject(side, flag, input)?,
+            10 => self.sign(input)?,
+            11 => self.flood(input, flag)?,
             12 => {
                 if let Some((to, message)) = self.take_message(input)? {
                     self.deliver(to, &message);
@@ -137,7 +145,7 @@ impl Network {
             signed[..mac2] == message[..mac2]
         });
         let verdict = self.ask(to, is_v6, message);
-        assert!(is_signed || verdict == Verdict::Refuse, "no work without mac1");
+        assert!(is_signed || verdict == Verdict::Refuse, "the message has no mac1");
         verdict == Verdict::Accept
     }
 

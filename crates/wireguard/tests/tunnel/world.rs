@@ -100,7 +100,7 @@ impl World {
     pub(crate) fn arrive(&mut self, to: usize, message: &[u8]) {
         let Ok(received) = self.sides[to].receive(message, self.clock.now()) else { return };
         let made = self.made.remove(&(1 - to, authentic(message)));
-        let packet = made.expect("the other side has made it, and it was not taken before");
+        let packet = made.expect("the other side has not made it, or it was taken before");
         self.taken[usize::from(message[0]) - 1] += 1;
         if let Some(answer) = received.answer {
             self.made(to, answer, b"");

@@ -12,11 +12,13 @@ const MAX_BATCH: usize = 256;
 
 /// The two functions that are tested.
 pub(super) struct Offload {
-    /// [`crate::split_read`] or the same of the crate.
-    pub(super) split: fn(&[u8]) -> Option<Vec<Vec<u8>>>,
-    /// [`crate::join_packets`]
-    pub(super) join: fn(&[Vec<u8>], bool) -> Vec<Vec<u8>>,
+    /// `split_read` of the crate.
+    pub(super) split: fn(&[u8]) -> Option<Packets>,
+    /// `join_packets` of the crate.
+    pub(super) join: fn(&[Vec<u8>], bool) -> Packets,
 }
+
+type Packets = Vec<Vec<u8>>;
 
 /// How many packets there were, and how many writes they became. None if a read was refused.
 pub(super) type Counts = Option<(usize, usize)>;
@@ -35,14 +37,14 @@ impl Offload {
         }
     }
 
-    /// A read is cut as by the reference, which needs no more memory than it must, and the segments can be joined again.
+    /// A read is refused or cut as the reference does it, into buffers that never grow, and the segments can be joined again.
     pub(super) fn check_read(&self, read: &[u8], udp: bool) -> Counts {
         let packets = (self.split)(read);
         assert_eq!(packets, reference::split(read));
         let packets = packets?;
         let whole = &read[HEADER..];
         assert!(!packets.is_empty() && packets.len() <= whole.len().max(1));
-        assert!(packets.iter().all(|packet| packet.capacity() <= whole.len()), "no buffer has grown");
+        assert!(packets.iter().all(|packet| packet.capacity() <= whole.len()), "a buffer has grown");
         if read[1] != 0 {
             let length: usize = packets.iter().map(Vec::len).sum();
             let headers = (length - whole.len()).checked_div(packets.len() - 1);
@@ -82,10 +84,10 @@ fn assert_in_order(sent: &[Vec<u8>], received: &[(Vec<u8>, bool)]) {
     for flow in flows {
         let mut received = received.iter().filter(|(other, ..)| flow.is_in_order_with(other));
         for (_, packet) in sent.iter().filter(|(other, _)| flow.is_in_order_with(other)) {
-            let (_, same, is_joined) = received.next().expect("no packet is lost");
+            let (_, same, is_joined) = received.next().expect("a packet is lost");
             if *is_joined {
-                assert!(is_valid(packet), "joining hides no wrong checksum");
                 assert_eq!(without_id(packet), without_id(same));
+                assert!(is_valid(packet), "joining hides a wrong checksum");
             } else {
                 assert_eq!(packet, same);
             }
@@ -97,8 +99,8 @@ fn assert_in_order(sent: &[Vec<u8>], received: &[(Vec<u8>, bool)]) {
 /// Makes packets of a fuzzer's bytes. Each begins with 16 bits, big-endian, of which the two highest say what follows. 0: a packet of
 /// so many bytes, whose lengths and checksums are set right; 1: one as it is; 2 and 3: so many more (modulo 64) that follow the last one
 /// in its flow, with IPv4 identifications that are counted (2) or the same (3).
-fn packets(mut bytes: &[u8]) -> Vec<Vec<u8>> {
-    let mut packets: Vec<Vec<u8>> = Vec::new();
+fn packets(mut bytes: &[u8]) -> Packets {
+    let mut packets = Packets::new();
     while let Some((prefix, rest)) = bytes.split_first_chunk()
         && packets.len() < MAX_BATCH
     {
