@@ -109,8 +109,8 @@ pub enum Error {
         /// What its alias would be.
         alias: String,
     },
-    /// The link was removed.
-    #[error("link {0} was removed: open the device again")]
+    /// The link was removed, renamed, or moved to another network namespace.
+    #[error("link {0} was removed or renamed: open the device again")]
     Vanished(String),
 }
 
@@ -149,6 +149,12 @@ pub trait WireGuardDevice: Send + Sync {
     /// The device was removed.
     fn accept(&self, _prefixes: &BTreeMap<PublicKey, Vec<IpNet>>) -> Result<(), Error> {
         Ok(())
+    }
+
+    /// Why this host did not send the last packet for a peer: a firewall of its own, a missing route. `None` if it did, and where the
+    /// implementation does not tell (the kernel's).
+    fn send_error(&self, _peer: &PublicKey) -> Option<String> {
+        None
     }
 
     /// Opens the socket for non-WireGuard datagrams on the WireGuard port; one at a time, `None` while one is open.

@@ -253,6 +253,9 @@ fn packets_to_the_mesh_are_dropped_while_the_device_is_down_or_missing_or_has_no
     assert_eq!(in_clear_text(&bed), 0);
     bed.node.sh("ip link set mesh0 down");
     assert_eq!(in_clear_text(&bed), 0, "down");
+    bed.apply();
+    assert!(bed.node.sh("ip -o link show mesh0").contains(",UP"));
+    assert!(bed.node.sh("ip route show table 180").starts_with("default dev mesh0"));
     bed.node.sh("ip link delete mesh0");
     assert_eq!(in_clear_text(&bed), 0, "missing");
     let settings = Settings {

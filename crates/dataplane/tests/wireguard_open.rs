@@ -1,10 +1,15 @@
-//! Names that cannot be used.
+//! Names that cannot be used, and links that vanish.
 #![cfg(test)]
 
 mod mesh_common;
 
-use fairlead_dataplane::wireguard::{Preference, Settings, open};
-use mesh_common::{in_namespace, run};
+use std::time::{Duration, Instant};
+
+use fairlead_dataplane::wireguard::{MarkedDevice, Preference, Settings, open};
+use mesh_common::{Namespace, in_namespace, run};
+
+/// Only bounds a failing test.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[test]
 fn a_link_of_another_kind_is_refused_and_left_alone() {
@@ -32,5 +37,67 @@ fn a_bad_name_is_an_error_that_says_so() {
         };
         let error = open(&settings).err().expect("the kernel allows 15 characters").to_string();
         assert!(error.contains("much-too-long-a-name"), "{error}");
+    });
+}
+
+/// Renamed or moved, it stays attached to the embedded device, and nothing leads packets there any more.
+#[test]
+fn a_link_that_another_program_took_away_is_told_and_made_anew() {
+    let elsewhere = Namespace::new();
+    let settings = Settings {
+        interface: "taken0".into(),
+        mtu: 1420,
+        preference: Preference::Embedded,
+        handover_socket: None,
+    };
+    for take_away in [
+        "ip link set taken0 down; ip link set taken0 name other".to_owned(),
+        format!("ip link set taken0 netns {}", elsewhere.path()),
+        "ip link delete taken0".to_owned(),
+    ] {
+        in_namespace(|| {
+            let device = open(&settings).unwrap();
+            device.state().unwrap();
+            run(&take_away);
+            let deadline = Instant::now() + TIMEOUT;
+            let error = loop {
+                match device.state() {
+                    // The packet loop may yet have to see it.
+                    Ok(_) => assert!(Instant::now() < deadline, "{take_away}: it is not told"),
+                    Err(error) => break error.to_string(),
+                }
+            };
+            assert!(error.contains("taken0"), "{error}");
+            drop(device);
+            let device = open(&settings).unwrap();
+            device.state().unwrap();
+            assert!(run("ip -o link show taken0").contains(",UP"));
+            device.delete().unwrap();
+            assert!(!run("ip -o link").contains("taken0"));
+        });
+    }
+}
+
+#[test]
+fn a_device_without_its_link_is_deleted_without_an_error() {
+    let settings = |interface: &str| Settings {
+        interface: interface.into(),
+        mtu: 1420,
+        preference: Preference::Embedded,
+        handover_socket: None,
+    };
+    in_namespace(|| {
+        let (node, beside) =
+            (open(&settings("gone0")).unwrap(), MarkedDevice::open(&settings("gone1"), "TEST:gone").unwrap());
+        run("ip link delete gone0; ip link delete gone1");
+        node.delete().unwrap();
+        beside.delete().unwrap();
+        let node = open(&settings("gone0")).unwrap();
+        run("ip link delete gone0");
+        let deadline = Instant::now() + TIMEOUT;
+        while node.state().is_ok() {
+            assert!(Instant::now() < deadline);
+        }
+        node.delete().unwrap();
     });
 }

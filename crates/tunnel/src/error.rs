@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use fairlead_api::wireguard::PublicKey;
+use nix::libc;
 
 /// Why a device could not be started, changed or asked.
 #[derive(Debug, thiserror::Error)]
@@ -22,12 +23,10 @@ pub enum Error {
         mtu: u32,
     },
     /// The kernel has no TUN, or this process may not use it.
-    #[error("cannot open /dev/net/tun: {0}; load the `tun` module and run with CAP_NET_ADMIN")]
+    #[error("cannot open /dev/net/tun: {0}{advice}", advice = advice_on_opening(.0))]
     OpenTun(#[source] io::Error),
-    /// The name belongs to an interface that is not a free TUN.
-    #[error(
-        "cannot use {name} as a TUN interface: {source}; is it held by another process, or an interface of another kind?"
-    )]
+    /// The name belongs to an interface that is not a free TUN, or this process may not make one.
+    #[error("cannot use {name} as a TUN interface: {source}{advice}", advice = advice_on_attaching(.source))]
     AttachTun {
         /// The interface.
         name: String,
@@ -84,4 +83,25 @@ pub enum Error {
     /// The packet loop has ended.
     #[error("the packet loop of WireGuard device {0} has ended; the log says why. Start the device again")]
     Stopped(String),
+}
+
+/// What `open` of Documentation/networking/tuntap.rst needs.
+fn advice_on_opening(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => "; load the `tun` module",
+        Some(libc::EPERM | libc::EACCES) => {
+            "; run as root, and give the device to the container of this process"
+        }
+        _ => "",
+    }
+}
+
+/// What `tun_set_iff` of drivers/net/tun.c refuses, and why.
+fn advice_on_attaching(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => "; run with CAP_NET_ADMIN",
+        Some(libc::EBUSY) => "; is it held by another process?",
+        Some(libc::EINVAL) => "; is it an interface of another kind, a TAP or one with several queues?",
+        _ => "",
+    }
 }

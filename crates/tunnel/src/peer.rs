@@ -346,10 +346,15 @@ impl Peer {
     /// kernel refused it: the address has been removed.
     pub(crate) fn sent(&mut self, asked: &Path, used: &Path, length: usize, failure: Option<&io::Error>) {
         if let Some(error) = failure {
+            if self.send_error.is_none() {
+                tracing::debug!(peer = %self.key, remote = %asked.remote, %error, "this host does not send to a peer");
+            }
             self.send_error = Some(format!("sending {length} bytes to {}: {error}", asked.remote));
             return;
         }
-        self.send_error = None;
+        if self.send_error.take().is_some() {
+            tracing::debug!(peer = %self.key, remote = %asked.remote, "this host sends to a peer again");
+        }
         self.tx_bytes = self.tx_bytes.saturating_add(u64::try_from(length).unwrap_or(u64::MAX));
         if used.local != asked.local
             && let Some(path) = self.path.as_mut().filter(|path| path.local == asked.local)

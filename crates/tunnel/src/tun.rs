@@ -114,9 +114,12 @@ impl Tun {
         tun.operate("making a TUN interface", || tun.attach(0))
     }
 
-    /// Removes the interface.
+    /// Removes the interface, unless another program has done so.
     pub(crate) fn delete(self) -> Result<(), Error> {
-        self.operate("removing it", || self.set_persist(false))
+        self.operate("removing it", || match self.set_persist(false) {
+            Err(Errno::EBADFD) => Ok(0),
+            result => result,
+        })
     }
 
     /// Reads one packet, behind its header if [`Offloads::header`]; `WouldBlock` when there is none.
@@ -211,3 +214,6 @@ impl AsFd for Tun {
         self.file.as_fd()
     }
 }
+
+#[cfg(test)]
+mod tests;

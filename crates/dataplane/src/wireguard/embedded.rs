@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
+use fairlead_netlink::route::{self, RouteSocket};
 use ipnet::IpNet;
 
 use super::{
@@ -17,6 +19,10 @@ pub(super) const KIND: &str = "tun";
 
 pub(super) struct Device {
     tunnel: fairlead_tunnel::Device,
+    /// Index of its link.
+    link: u32,
+    /// Belongs to the namespace in which the device was opened, whichever thread uses it.
+    links: Mutex<RouteSocket>,
 }
 
 impl Device {
@@ -25,7 +31,49 @@ impl Device {
         let handover_socket = settings.handover_socket.clone();
         let settings = fairlead_tunnel::Settings::new(&settings.interface, settings.mtu);
         let settings = fairlead_tunnel::Settings { handover_socket, ..settings };
-        Ok(Self { tunnel: fairlead_tunnel::Device::start(settings)? })
+        let tunnel = fairlead_tunnel::Device::start(settings)?;
+        let mut links = RouteSocket::open()?;
+        let link = links.link_by_name(tunnel.interface())?.ok_or_else(|| vanished(&tunnel))?.index;
+        Ok(Self { tunnel, link, links: Mutex::new(links) })
+    }
+
+    /// Whether the link is where it was. One that is renamed, or moved to another namespace, stays attached, and nothing leads packets
+    /// there. A kernel that cannot be asked is no reason to give up the sessions.
+    fn check_link(&self) -> Result<(), Error> {
+        match self.links().link(self.link) {
+            Ok(Some(link)) if link.name == self.tunnel.interface() => Ok(()),
+            Ok(_) => Err(vanished(&self.tunnel)),
+            Err(error) => {
+                tracing::debug!(%error, interface = self.tunnel.interface(), "cannot look up the link");
+                Ok(())
+            }
+        }
+    }
+
+    /// A panic leaves the socket usable: requests are independent of each other.
+    fn links(&self) -> MutexGuard<'_, RouteSocket> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn vanished(tunnel: &fairlead_tunnel::Device) -> Error {
+    Error::Vanished(tunnel.interface().to_owned())
+}
+
+/// Removes a device and its link of this index, which another program may have removed.
+pub(super) fn delete(
+    tunnel: fairlead_tunnel::Device,
+    links: &mut RouteSocket,
+    link: u32,
+) -> Result<(), Error> {
+    match tunnel.delete() {
+        // The packet loop has ended, as it does without its link.
+        Err(fairlead_tunnel::Error::Stopped(_)) => {}
+        outcome => return Ok(outcome?),
+    }
+    match links.link(link)? {
+        Some(link) => Ok(links.apply(&[route::delete_link(link.index)])?),
+        None => Ok(()),
     }
 }
 
@@ -39,7 +87,9 @@ impl WireGuardDevice for Device {
     }
 
     fn state(&self) -> Result<DeviceState, Error> {
-        Ok(self.tunnel.state()?)
+        let state = self.tunnel.state()?;
+        self.check_link()?;
+        Ok(state)
     }
 
     fn change(&self, change: &DeviceChange) -> Result<(), Error> {
@@ -53,6 +103,10 @@ impl WireGuardDevice for Device {
         Ok(self.tunnel.accept(prefixes)?)
     }
 
+    fn send_error(&self, peer: &PublicKey) -> Option<String> {
+        self.tunnel.send_error(peer)
+    }
+
     fn open_path_socket(&self) -> io::Result<Option<Box<dyn PathSocket>>> {
         let socket = self.tunnel.open_path_socket()?;
         Ok(socket.map(|socket| Box::new(socket) as Box<dyn PathSocket>))
@@ -63,7 +117,8 @@ impl WireGuardDevice for Device {
     }
 
     fn delete(self: Box<Self>) -> Result<(), Error> {
-        Ok(self.tunnel.delete()?)
+        let Self { tunnel, link, links } = *self;
+        delete(tunnel, &mut links.into_inner().unwrap_or_else(PoisonError::into_inner), link)
     }
 }
 

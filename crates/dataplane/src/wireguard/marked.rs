@@ -5,12 +5,12 @@
 
 use std::time::SystemTime;
 
-use fairlead_api::wireguard::{DeviceChange, DeviceState};
+use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
 use fairlead_netlink::route::{self, RouteSocket};
 use fairlead_netlink::wireguard::{WireGuard, add_link};
 
 use super::in_kernel::narrow;
-use super::{Backend, Error, Preference, Settings, candidate};
+use super::{Backend, Error, Preference, Settings, candidate, embedded};
 
 /// A device that is ours by the alias of its link.
 pub struct MarkedDevice {
@@ -82,6 +82,14 @@ impl MarkedDevice {
         }
     }
 
+    /// Why this host did not send the last packet for a peer; see [`WireGuardDevice::send_error`](super::WireGuardDevice::send_error).
+    pub fn send_error(&self, peer: &PublicKey) -> Option<String> {
+        match &self.implementation {
+            Implementation::Embedded(tunnel) => tunnel.send_error(peer),
+            Implementation::Kernel(_) => None,
+        }
+    }
+
     /// Applies a change; an empty one sends nothing. Peers that stay keep their sessions.
     ///
     /// # Errors
@@ -105,7 +113,7 @@ impl MarkedDevice {
     /// The kernel refuses.
     pub fn delete(mut self) -> Result<(), Error> {
         match self.implementation {
-            Implementation::Embedded(tunnel) => Ok(tunnel.delete()?),
+            Implementation::Embedded(tunnel) => embedded::delete(tunnel, &mut self.links, self.link),
             Implementation::Kernel(_) => match self.links.link(self.link)? {
                 Some(link) => Ok(self.links.apply(&[route::delete_link(link.index)])?),
                 None => Ok(()),

@@ -76,6 +76,11 @@ impl Host {
         state.inspect_err(|error| tracing::warn!(%error, "cannot read the WireGuard device")).ok()
     }
 
+    /// Why this machine does not send to a peer, if that is so.
+    pub(super) fn send_error(&self, peer: &PublicKey) -> Option<String> {
+        self.device.as_ref()?.send_error(peer)
+    }
+
     /// The networks that this machine is on.
     ///
     /// # Errors

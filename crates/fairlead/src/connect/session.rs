@@ -254,13 +254,14 @@ impl Session {
         if self.progress.entries.name().is_none() || !self.progress.entries.observe(state, Instant::now()) {
             return false;
         }
-        let silent = peer.name.clone();
+        let (silent, error) = (peer.name.clone(), self.host.send_error(&peer.public_key));
         self.progress.entries.next(addresses);
         self.host.forget_endpoints();
         self.progress.is_connected = false;
         tracing::warn!(
             entry_node = silent,
             next = self.progress.entries.name(),
+            error,
             "the entry node does not answer: trying the next"
         );
         true

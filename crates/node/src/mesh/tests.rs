@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use fairlead_address::IpFamily;
-use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerState, PrivateKey};
+use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerState, PrivateKey, PublicKey};
 use fairlead_dataplane::encapsulation::{Encapsulation, Tunnels};
 use fairlead_dataplane::forwarding::ForwardingProblem;
 use fairlead_dataplane::mesh::MeshState;
@@ -79,6 +79,10 @@ pub(super) struct Record {
     pub(super) refuse_embedded: bool,
     /// How often that was asked.
     pub(super) checks: usize,
+    /// Why this host sends nothing to any peer.
+    pub(super) send_error: Option<String>,
+    /// How often that was asked.
+    pub(super) send_errors_read: usize,
 }
 
 /// Index of the links of tunnels.
@@ -316,6 +320,12 @@ impl WireGuardDevice for FakeDevice {
         }
         record.changes.push(change.clone());
         Ok(())
+    }
+
+    fn send_error(&self, _: &PublicKey) -> Option<String> {
+        let mut record = self.record.lock().unwrap();
+        record.send_errors_read += 1;
+        record.send_error.clone()
     }
 
     fn open_path_socket(&self) -> std::io::Result<Option<Box<dyn PathSocket>>> {

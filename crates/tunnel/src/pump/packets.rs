@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use fairlead_wireguard::Now;
 use fairlead_wireguard::kind_of;
 use nix::errno::Errno;
+use nix::libc;
 
 use super::{Handover, Pump};
 use crate::extra_sockets::ReadySocket;
@@ -242,11 +243,14 @@ pub(super) fn write_packets(
     merger.clear();
 }
 
-/// Sends from our known address; if that fails, lets the kernel choose another, and records that in `path`.
+/// Sends from our known address; if this host has it no longer, lets the kernel choose another, and records that in `path`.
 fn send_by(sockets: &Sockets, path: &mut Path, batch: &Batch) -> io::Result<()> {
     let first = sockets.send_batch(path, batch.bytes(), batch.datagram_length(), batch.to.ecn);
+    let lacks_address = |error: &io::Error| {
+        matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EADDRNOTAVAIL | libc::ENETUNREACH))
+    };
     match &first {
-        Err(error) if path.local.is_some() && error.kind() != io::ErrorKind::WouldBlock => {
+        Err(error) if path.local.is_some() && lacks_address(error) => {
             path.local = None;
             sockets.send_batch(path, batch.bytes(), batch.datagram_length(), batch.to.ecn)
         }

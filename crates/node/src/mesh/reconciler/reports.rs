@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fairlead_api::wireguard::PublicKey;
+use fairlead_dataplane::wireguard::WireGuardDevice;
 use fairlead_path::State;
 use fairlead_topology::{Member, Sources};
 use ipnet::IpNet;
@@ -19,13 +20,16 @@ use crate::mesh::problem::MeshProblem;
 use crate::mesh::relay_reason::{RelayReason, Situation};
 use crate::mesh::report::{PeerReport, Report};
 
+/// Peers of which the device is asked why this host cannot send to them, in each report. Each is a question to its packet loop.
+const MAX_SEND_ERRORS: usize = 32;
+
 impl<K: Kernel> Mesh<K> {
     pub(super) fn report(&self, now: Instant) -> Option<Report> {
         let (planned, open) = (self.planned.as_ref()?, self.device.device.as_ref()?);
         let Planned { inputs, host, own_addresses, desired, .. } = planned;
         let interface = open.device.interface().to_owned();
         let relay = inputs.settings.relay.as_ref().map(|relay| self.paths.relay().report(relay));
-        let peers = self.report_peers(planned, now);
+        let peers = self.report_peers(planned, &*open.device, now);
         let relay_problems = relay.iter().flat_map(|relay| relay.problems(now));
         // Where there is a relay, the session is about to move there.
         let has_relay = relay.as_ref().is_some_and(|relay| relay.status.is_up);
@@ -98,7 +102,7 @@ impl<K: Kernel> Mesh<K> {
         external
     }
 
-    fn report_peers(&self, planned: &Planned, now: Instant) -> Vec<PeerReport> {
+    fn report_peers(&self, planned: &Planned, device: &dyn WireGuardDevice, now: Instant) -> Vec<PeerReport> {
         let encapsulated = self.encapsulation.routes(&planned.desired);
         let encapsulated: BTreeSet<IpNet> = encapsulated.into_iter().map(|it| it.destination).collect();
         let plain = &planned.desired.plain_prefixes() | &encapsulated;
@@ -130,6 +134,7 @@ impl<K: Kernel> Mesh<K> {
         for peer in peers.iter_mut().filter(|peer| peer.is_relayed()) {
             peer.relay_reason = self.relay_reason(planned, &peer.public_key, has_direct_peer, now);
         }
+        add_send_errors(&mut peers, device);
         peers
     }
 
@@ -152,6 +157,16 @@ impl<K: Kernel> Mesh<K> {
             has_direct_peer,
             stun: &own_addresses.stun,
         }))
+    }
+}
+
+/// Says of peers that are not up why this host cannot send to them, if that is so.
+fn add_send_errors(peers: &mut [PeerReport], device: &dyn WireGuardDevice) {
+    let down = peers.iter_mut().filter(|peer| peer.path.state != State::Up);
+    for peer in down.take(MAX_SEND_ERRORS) {
+        if let Some(error) = device.send_error(&peer.public_key) {
+            peer.path.message = format!("{}; error: {error}", peer.path.message);
+        }
     }
 }
 
