@@ -31,6 +31,7 @@ mod statistics;
 mod tunnel;
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
@@ -45,6 +46,7 @@ Benchmarks (all of them without a name):
   cni      start and end pods: ours with a real API server, and ptp with host-local (5 minutes)
   egress   through a gateway and by plain translation, and our FoU tunnels and the kernel's in a VM (15 minutes)
   growth   a cluster grows from 2 to 60 real nodes at five sites, until all reach each other (ours alone, 5 minutes)
+  handover embedded WireGuard under full load goes to the next process: delay and loss of a probe (ours alone, 2 minutes)
   ipam     a cluster of 1,000 nodes and 100,000 pods against a real API server (ours alone, 5 minutes)
   mesh     plan a mesh, follow a change of one member, and a discovery server under load (ours alone, 12 minutes)
   mesh-scale  1,000 and 5,000 peers, 100,000 blocks, and one real node program (ours alone, 15 minutes)
@@ -54,6 +56,7 @@ Benchmarks (all of them without a name):
   probe-socket  TCP through the kernel's WireGuard with an open path socket, and without, in a VM (5 minutes)
   relay    packets through a relay, and idle clients: ours, derper and iroh-relay (15 minutes)
   tunnel   WireGuard in user space: embedded, wireguard-go, gotatun and boringtun, the cable alone and the cipher alone (10 minutes)
+  tunnel-kernel  TCP through the kernel's WireGuard and the embedded one, in a VM (3 minutes)
 
 Options:
   --quick     fewer pods, nodes and rounds, where a benchmark would take minutes
@@ -62,8 +65,8 @@ Options:
               growth to this many nodes
   --blocks N  mesh-scale with this many blocks; twice the peers without it
   --rtt MS    nat with so many milliseconds for the way between two sites and back
-  --rounds N  egress with so many rounds
-  --seconds N egress with so many seconds for each transfer
+  --rounds N  egress and tunnel-kernel with so many rounds; handover with so many hand-overs of each end
+  --seconds N egress and tunnel-kernel with so many seconds for each transfer
 
 Needs root, the Debian packages binutils, iperf3, iproute2, iputils-ping, nftables and wireguard-tools, and Go. nft and
 plan take 20 s each at most.
@@ -106,6 +109,7 @@ const CASES: &[Case] = &[
     Case { name: cni::CASE, run: cni::run },
     Case { name: egress::CASE, run: egress::run },
     Case { name: growth::CASE, run: growth::run },
+    Case { name: tunnel::handover::CASE, run: tunnel::handover::run },
     Case { name: ipam::CASE, run: ipam::run },
     Case { name: mesh::CASE, run: mesh::run },
     Case { name: mesh_scale::CASE, run: mesh_scale::run },
@@ -115,13 +119,20 @@ const CASES: &[Case] = &[
     Case { name: probe_socket::CASE, run: probe_socket::run },
     Case { name: relay::CASE, run: relay::run },
     Case { name: tunnel::CASE, run: tunnel::run },
+    Case { name: tunnel::kernel::CASE, run: tunnel::kernel::run },
 ];
 
 /// What the command line asks for.
 #[derive(Debug, PartialEq, Eq)]
 enum Command {
-    /// One end of the tunnel benchmark, in a process of its own: the embedded WireGuard with this interface.
-    Device(String),
+    /// The cipher of the tunnel benchmark, once.
+    Cipher,
+    /// One end of the tunnel benchmark, in a process of its own: the embedded WireGuard with this interface, which may be handed over by
+    /// way of a socket.
+    Device {
+        interface: String,
+        handover_socket: Option<PathBuf>,
+    },
     /// Load for a discovery server, in a process of its own.
     DiscoveryLoad(mesh::Load),
     /// An end of egress tunnels, set up in the network namespace of the program.
@@ -154,15 +165,16 @@ fn main() -> ExitCode {
 }
 
 fn parse(arguments: &[String]) -> Result<Command> {
-    if let [first, interface] = arguments
+    if let [first, interface, rest @ ..] = arguments
         && first == tunnel::DEVICE_COMMAND
     {
-        return Ok(Command::Device(interface.clone()));
+        let handover_socket = rest.first().map(PathBuf::from);
+        return Ok(Command::Device { interface: interface.clone(), handover_socket });
     }
-    if let [first] = arguments
-        && first == probe_socket::HOLD_COMMAND
-    {
-        return Ok(Command::HoldPathSocket);
+    match arguments {
+        [first] if first == tunnel::CIPHER_COMMAND => return Ok(Command::Cipher),
+        [first] if first == probe_socket::HOLD_COMMAND => return Ok(Command::HoldPathSocket),
+        _ => {}
     }
     if let [first, address, pairs, rest @ ..] = arguments
         && first == relay::LOAD_COMMAND
@@ -212,7 +224,8 @@ fn parse(arguments: &[String]) -> Result<Command> {
 
 fn run_command(command: Command, arguments: &[String]) -> Result<()> {
     match command {
-        Command::Device(interface) => tunnel::run_device(&interface),
+        Command::Cipher => tunnel::run_cipher(),
+        Command::Device { interface, handover_socket } => tunnel::run_device(&interface, handover_socket),
         Command::DiscoveryLoad(load) => load.run(),
         Command::EgressEnd(end) => end.set_up(),
         Command::Help => print(HELP),
@@ -274,7 +287,13 @@ mod tests {
             Command::Measure { names: vec![], options: Options::default(), json: false }
         );
         assert_eq!(parsed(&["nft", "--help"]).unwrap(), Command::Help);
-        assert_eq!(parsed(&["device", "wg0"]).unwrap(), Command::Device("wg0".to_owned()));
+        let device = |path: Option<&str>| Command::Device {
+            interface: "wg0".to_owned(),
+            handover_socket: path.map(PathBuf::from),
+        };
+        assert_eq!(parsed(&["cipher"]).unwrap(), Command::Cipher);
+        assert_eq!(parsed(&["device", "wg0"]).unwrap(), device(None));
+        assert_eq!(parsed(&["device", "wg0", "/run/next"]).unwrap(), device(Some("/run/next")));
     }
 
     #[test]
@@ -282,7 +301,7 @@ mod tests {
         let message = parsed(&["tunel"]).unwrap_err().to_string();
         assert_eq!(
             message,
-            "unknown benchmark or option \"tunel\": choose from agents, cni, egress, growth, ipam, mesh, mesh-scale, nat, nft, plan, probe-socket, relay, tunnel, --quick, --json, --peers, --blocks, --rtt, --rounds and --seconds"
+            "unknown benchmark or option \"tunel\": choose from agents, cni, egress, growth, handover, ipam, mesh, mesh-scale, nat, nft, plan, probe-socket, relay, tunnel, tunnel-kernel, --quick, --json, --peers, --blocks, --rtt, --rounds and --seconds"
         );
     }
 

@@ -11,9 +11,11 @@ use anyhow::{Context, bail};
 use tempfile::TempDir;
 
 use crate::image::Image;
-use crate::vm::Options;
+use crate::vm::{Options, Processor};
 
 const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
+/// With KVM it takes seconds, or it never boots: a nested KVM may hang.
+const KVM_BOOT_TIMEOUT: Duration = Duration::from_secs(30);
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which a wait checks that the VM still runs.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -36,7 +38,33 @@ kill "$watcher" 2>/dev/null
 [ $status = 137 ] && rm -rf "$0"
 exit $status"#;
 
+/// How QEMU executes the VM's instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Accelerator {
+    Emulation,
+    Kvm,
+}
+
+impl Accelerator {
+    fn arguments(self, processor: Processor) -> &'static str {
+        // qemu64 copies memory faster than `max`, and without rdrand WireGuard would wait for entropy. ERMS is what makes copies slow.
+        match (self, processor) {
+            (Self::Emulation, Processor::Full) => "-accel tcg,thread=multi -cpu Haswell-noTSX,-erms",
+            (Self::Emulation, Processor::Plain) => "-accel tcg,thread=multi -cpu qemu64,+rdrand",
+            (Self::Kvm, _) => "-accel kvm -cpu host",
+        }
+    }
+
+    fn boot_timeout(self) -> Duration {
+        match self {
+            Self::Emulation => BOOT_TIMEOUT,
+            Self::Kvm => KVM_BOOT_TIMEOUT,
+        }
+    }
+}
+
 pub(crate) struct Machine {
+    pub(crate) accelerator: Accelerator,
     // Ended before its directory is removed.
     qemu: Qemu,
     pub(crate) control: UnixStream,
@@ -50,18 +78,25 @@ pub(crate) struct Machine {
 impl Machine {
     /// Starts QEMU and waits until the first process inside is ready for requests. `extra` is an archive
     /// unpacked over the base image.
-    pub(crate) fn boot(image: &Image, options: &Options, extra: &[u8]) -> anyhow::Result<Self> {
+    pub(crate) fn boot(
+        image: &Image,
+        options: &Options,
+        extra: &[u8],
+        accelerator: Accelerator,
+    ) -> anyhow::Result<Self> {
         let directory =
             TempDir::with_prefix("fairlead-vm-").context("cannot create a temporary directory")?;
         let initramfs = directory.path().join("initramfs");
         concatenate(&image.initramfs, extra, &initramfs)
             .with_context(|| format!("cannot write {}", initramfs.display()))?;
         let listeners = PORTS.map(|port| listen(&directory.path().join(port)));
-        let mut qemu = Qemu::start(image, options, &initramfs, directory.path())?;
-        let deadline = Instant::now() + BOOT_TIMEOUT;
+        let arguments = qemu_arguments(options, accelerator, directory.path());
+        let mut qemu = Qemu::start(image, options, &initramfs, directory.path(), arguments)?;
+        let deadline = Instant::now() + accelerator.boot_timeout();
         let [control, status, input, output, error] = listeners
             .map(|listener| qemu.accept(&listener?, deadline).with_context(|| diagnosis(directory.path())));
         let mut machine = Self {
+            accelerator,
             qemu,
             control: control?,
             status: status?,
@@ -95,13 +130,19 @@ struct Qemu {
 }
 
 impl Qemu {
-    fn start(image: &Image, options: &Options, initramfs: &Path, directory: &Path) -> anyhow::Result<Self> {
+    fn start(
+        image: &Image,
+        options: &Options,
+        initramfs: &Path,
+        directory: &Path,
+        arguments: Vec<String>,
+    ) -> anyhow::Result<Self> {
         let log_path = directory.join("qemu.log");
         let log =
             fs::File::create(&log_path).with_context(|| format!("cannot create {}", log_path.display()))?;
         let mut command = options.command(Path::new("/bin/sh"));
         command.args(["-c", SUPERVISE]).arg(directory).arg("qemu-system-x86_64");
-        command.args(qemu_arguments(options, directory));
+        command.args(arguments);
         command.arg("-kernel").arg(&image.kernel).arg("-initrd").arg(initramfs);
         command.stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log);
         let mut supervisor = command.spawn().context("cannot start QEMU")?;
@@ -127,7 +168,7 @@ impl Qemu {
                 bail!("QEMU ended at once ({status})");
             }
             if Instant::now() > deadline {
-                bail!("QEMU did not connect its ports in {} s", BOOT_TIMEOUT.as_secs());
+                bail!("QEMU did not connect its ports in time");
             }
         }
     }
@@ -160,12 +201,11 @@ fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     Ok(listener)
 }
 
-fn qemu_arguments(options: &Options, directory: &Path) -> Vec<String> {
-    // A /dev/kvm that exists need not be able to run a stock kernel, so everything is emulated. qemu64
-    // copies memory faster than `max`, and without rdrand WireGuard would wait for entropy.
-    let fixed = "-nodefaults -no-user-config -display none -no-reboot -accel tcg,thread=multi -cpu qemu64,+rdrand \
-                 -M q35,smm=off,hpet=off -device virtio-serial-pci -device virtio-rng-pci -nic none";
-    let mut arguments: Vec<String> = fixed.split_whitespace().map(str::to_owned).collect();
+fn qemu_arguments(options: &Options, accelerator: Accelerator, directory: &Path) -> Vec<String> {
+    let fixed = "-nodefaults -no-user-config -display none -no-reboot -M q35,smm=off,hpet=off \
+                 -device virtio-serial-pci -device virtio-rng-pci -nic none";
+    let words = fixed.split_whitespace().chain(accelerator.arguments(options.processor).split_whitespace());
+    let mut arguments: Vec<String> = words.map(str::to_owned).collect();
     let mut add = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
     add("-m", options.memory_mib.to_string());
     add("-smp", options.cpus.to_string());
@@ -266,6 +306,21 @@ mod tests {
         drop(writer.join().unwrap());
         let content = read_until(&mut near, b"mark\n", Instant::now() + Duration::from_secs(60));
         assert_eq!(content.end, End::Died);
+    }
+
+    #[test]
+    fn a_plain_processor_is_emulated_without_vector_units() {
+        let arguments = |processor, accelerator| {
+            let options = Options { processor, ..Options::default() };
+            qemu_arguments(&options, accelerator, Path::new("/tmp/vm")).join(" ")
+        };
+        let plain = arguments(Processor::Plain, Accelerator::Emulation);
+        assert!(plain.contains("-accel tcg,thread=multi -cpu qemu64,+rdrand -m 768 "), "{plain}");
+        assert!(
+            arguments(Processor::Full, Accelerator::Emulation)
+                .contains("-accel tcg,thread=multi -cpu Haswell")
+        );
+        assert!(arguments(Processor::Full, Accelerator::Kvm).contains("-accel kvm -cpu host "));
     }
 
     #[test]

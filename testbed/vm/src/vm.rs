@@ -11,12 +11,23 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::cpio::Archive;
-use crate::machine::{End, Machine, read_until};
+use crate::machine::{Accelerator, End, Machine, read_until};
 use crate::{files, image, script};
 
 /// Makes the command that runs the given program where QEMU shall run, for example inside the network
 /// namespace that holds the TAP. Arguments and standard streams are set on the result.
 pub type Launcher = Box<dyn Fn(&Path) -> Command + Send + Sync>;
+
+/// What executes the VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Processor {
+    /// For measurements: this machine's own processor by KVM, if that boots the kernel, else an emulated one that has vector units too
+    /// (AVX2).
+    Full,
+    /// An emulated one without vector units beyond SSE3. It is the same on every machine.
+    #[default]
+    Plain,
+}
 
 /// What to boot; the default has two processors, 768 MiB and no network.
 pub struct Options {
@@ -32,6 +43,8 @@ pub struct Options {
     pub memory_mib: u32,
     /// Virtual processors.
     pub cpus: u32,
+    /// The kind of these processors.
+    pub processor: Processor,
     /// Longest time for one command; then the VM is killed and the command an error.
     pub command_timeout: Duration,
 }
@@ -45,6 +58,7 @@ impl Default for Options {
             kernel_arguments: "",
             memory_mib: 768,
             cpus: 2,
+            processor: Processor::default(),
             command_timeout: Duration::from_secs(300),
         }
     }
@@ -82,9 +96,18 @@ impl Vm {
             files::add_with_libraries(&mut archive, file)?;
         }
         let extra = archive.encode()?;
-        let machine =
-            Machine::boot(&image, options, &extra).or_else(|_| Machine::boot(&image, options, &extra))?;
-        Ok(Self { machine, command_timeout: options.command_timeout })
+        let boot = |accelerator| Machine::boot(&image, options, &extra, accelerator);
+        let emulated = || boot(Accelerator::Emulation).or_else(|_| boot(Accelerator::Emulation));
+        let machine = match options.processor {
+            Processor::Full => boot(Accelerator::Kvm).or_else(|_| emulated()),
+            Processor::Plain => emulated(),
+        };
+        Ok(Self { machine: machine?, command_timeout: options.command_timeout })
+    }
+
+    /// Whether its processors are emulated: then speeds mean nothing, only ratios do.
+    pub fn is_emulated(&self) -> bool {
+        self.machine.accelerator == Accelerator::Emulation
     }
 
     /// Runs a command in the VM to its end. Of the [`Command`], program, arguments, directory and the

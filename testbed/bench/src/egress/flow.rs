@@ -13,7 +13,7 @@ const TICKS_PER_SECOND: f64 = 100.0;
 
 /// What is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Load {
+pub(crate) enum Load {
     /// Over so many connections at once.
     Tcp(u8),
     /// As many datagrams of 1,200 bytes as the sender can make.
@@ -22,9 +22,9 @@ pub(super) enum Load {
 
 /// A kind of transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Flow {
-    pub(super) family: IpFamily,
-    pub(super) load: Load,
+pub(crate) struct Flow {
+    pub(crate) family: IpFamily,
+    pub(crate) load: Load,
 }
 
 impl fmt::Display for Flow {
@@ -39,24 +39,28 @@ impl fmt::Display for Flow {
 
 /// What arrived, and what it cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Sample {
-    pub(super) bytes: f64,
-    pub(super) bits_per_second: f64,
-    pub(super) cpu_seconds: f64,
+pub(crate) struct Sample {
+    pub(crate) bytes: f64,
+    pub(crate) bits_per_second: f64,
+    pub(crate) cpu_seconds: f64,
 }
 
 impl Sample {
-    pub(super) fn gigabits_per_second(&self) -> f64 {
+    pub(crate) fn gigabits_per_second(&self) -> f64 {
         self.bits_per_second / 1e9
     }
 
-    pub(super) fn megabytes_per_cpu_second(&self) -> f64 {
+    pub(crate) fn megabytes_per_cpu_second(&self) -> f64 {
         self.bytes / 1e6 / self.cpu_seconds
+    }
+
+    pub(crate) fn cpu_seconds_per_gigabyte(&self) -> f64 {
+        self.cpu_seconds / (self.bytes / 1e9)
     }
 }
 
 /// A shell script that sends to a server for so many seconds; its output is for [`parse`].
-pub(super) fn script(flow: Flow, server: &str, seconds: usize) -> String {
+pub(crate) fn script(flow: Flow, server: &str, seconds: usize) -> String {
     let load = match flow.load {
         Load::Tcp(streams) => format!("--parallel {streams}"),
         Load::Udp => "--udp --bitrate 0 --length 1200".to_owned(),
@@ -74,7 +78,7 @@ pub(super) fn script(flow: Flow, server: &str, seconds: usize) -> String {
 ///
 /// # Errors
 /// It is something else, or nothing arrived.
-pub(super) fn parse(output: &str) -> Result<Sample> {
+pub(crate) fn parse(output: &str) -> Result<Sample> {
     let output = output.trim();
     let (before, rest) = output.split_once('\n').context("the script printed too little")?;
     let (json, after) = rest.rsplit_once('\n').context("the script printed too little")?;
@@ -138,6 +142,7 @@ mod tests {
         let sample = parsed(json).unwrap();
         assert_eq!(sample, Sample { bytes: 4e8, bits_per_second: 3.2e9, cpu_seconds: 2.0 });
         assert_eq!((sample.gigabits_per_second(), sample.megabytes_per_cpu_second()), (3.2, 200.0));
+        assert!((sample.cpu_seconds_per_gigabyte() - 5.0).abs() < 1e-9);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! docs/benchmarks.md has their commands.
 
 mod ends;
-mod flow;
+pub(crate) mod flow;
 mod machine;
 mod path;
 
@@ -24,21 +24,25 @@ const ATTEMPTS: usize = 5;
 
 /// How much is measured.
 #[derive(Debug, Clone, Copy)]
-struct Extent {
-    rounds: usize,
+pub(crate) struct Extent {
+    pub(crate) rounds: usize,
     /// Of one transfer.
-    seconds: usize,
+    pub(crate) seconds: usize,
 }
 
 impl Extent {
-    fn of(options: Options) -> Self {
-        let (rounds, seconds) = if options.effort == Effort::Quick { (2, 1) } else { (7, 3) };
-        Self { rounds: options.rounds.unwrap_or(rounds), seconds: options.seconds.unwrap_or(seconds) }
+    /// What the command line asks for; `full` without options.
+    pub(crate) fn of(options: Options, full: Self) -> Self {
+        let usual = if options.effort == Effort::Quick { Self { rounds: 2, seconds: 1 } } else { full };
+        Self {
+            rounds: options.rounds.unwrap_or(usual.rounds),
+            seconds: options.seconds.unwrap_or(usual.seconds),
+        }
     }
 }
 
 pub(crate) fn run(options: Options) -> Result<Vec<Measurement>> {
-    let extent = Extent::of(options);
+    let extent = Extent::of(options, Extent { rounds: 7, seconds: 3 });
     let mut measurements = path::run(extent)?;
     measurements.extend(machine::run(extent)?);
     Ok(measurements)
@@ -49,24 +53,9 @@ fn in_turns(
     subjects: [&'static str; 2],
     flow: Flow,
     extent: Extent,
-    mut transfer: impl FnMut(usize) -> Result<Sample>,
+    transfer: impl FnMut(usize) -> Result<Sample>,
 ) -> Result<Vec<Measurement>> {
-    let mut samples = [Vec::new(), Vec::new()];
-    for round in 1..=extent.rounds {
-        let Some(taken) = repeated(|| one_round(round, &mut transfer), &format!("{flow}, round {round}"))
-        else {
-            continue;
-        };
-        for ((subject, sample), all) in subjects.iter().zip(taken).zip(&mut samples) {
-            let (rate, work) = (sample.gigabits_per_second(), sample.megabytes_per_cpu_second());
-            progress(&format!(
-                "    {flow}, round {round} of {}, {subject}: {rate:.2} Gbit/s, {work:.0} MB per CPU s",
-                extent.rounds
-            ));
-            all.push(sample);
-        }
-    }
-    let [ours, peers] = samples;
+    let [ours, peers] = samples_in_turns(subjects, &flow.to_string(), extent, transfer);
     let mut measurements = Vec::new();
     if ours.is_empty() {
         progress(&format!("    {flow} is left out: no round succeeded"));
@@ -82,6 +71,31 @@ fn in_turns(
         measurements.push(Measurement::new(CASE, peer, &metric, unit, values(&peers))?);
     }
     Ok(measurements)
+}
+
+/// Samples of both subjects, of the same rounds: one that fails every time is left out. `transfer` is given the number of the subject.
+pub(crate) fn samples_in_turns(
+    subjects: [&'static str; 2],
+    what: &str,
+    extent: Extent,
+    mut transfer: impl FnMut(usize) -> Result<Sample>,
+) -> [Vec<Sample>; 2] {
+    let mut samples = [Vec::new(), Vec::new()];
+    for round in 1..=extent.rounds {
+        let Some(taken) = repeated(|| one_round(round, &mut transfer), &format!("{what}, round {round}"))
+        else {
+            continue;
+        };
+        for ((subject, sample), all) in subjects.iter().zip(taken).zip(&mut samples) {
+            let (rate, work) = (sample.gigabits_per_second(), sample.megabytes_per_cpu_second());
+            progress(&format!(
+                "    {what}, round {round} of {}, {subject}: {rate:.2} Gbit/s, {work:.0} MB per CPU s",
+                extent.rounds
+            ));
+            all.push(sample);
+        }
+    }
+    samples
 }
 
 /// One sample of each subject; the order alternates.

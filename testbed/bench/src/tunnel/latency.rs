@@ -11,7 +11,7 @@ use testbed_lab::Namespace;
 
 use crate::statistics::percentile;
 
-const PORT: u16 = 7007;
+pub(super) const PORT: u16 = 7007;
 /// From one datagram to the next, whether or not it has come back.
 const INTERVAL: Duration = Duration::from_millis(2);
 const COUNT: u32 = 1000;
@@ -19,8 +19,8 @@ const COUNT: u32 = 1000;
 const LATE: Duration = Duration::from_millis(300);
 /// Between two looks at whether all is over.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Bytes of payload: the time of sending.
-const LENGTH: usize = 8;
+/// Bytes of payload: here the time of sending.
+pub(super) const LENGTH: usize = 8;
 
 /// Microseconds there and back.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -59,7 +59,8 @@ pub(super) fn measure(from: &Namespace, to: &Namespace, address: Ipv4Addr) -> Re
     RoundTrips::of(&exchange(&server, &client)?)
 }
 
-fn socket(namespace: &Namespace, address: Ipv4Addr, port: u16) -> Result<UdpSocket> {
+/// Bound in a namespace; reading from it ends now and then without a datagram.
+pub(super) fn socket(namespace: &Namespace, address: Ipv4Addr, port: u16) -> Result<UdpSocket> {
     let socket = namespace.run(|| UdpSocket::bind((address, port)))?;
     let socket = socket.with_context(|| format!("cannot bind {address}:{port} in {}", namespace.name()))?;
     socket.set_read_timeout(Some(POLL_INTERVAL))?;
@@ -99,7 +100,8 @@ fn receive(client: &UdpSocket, start: Instant, is_over: &AtomicBool) -> Vec<f64>
     times
 }
 
-fn echo(server: &UdpSocket, is_over: &AtomicBool) {
+/// Sends back what arrives until all is over.
+pub(super) fn echo(server: &UdpSocket, is_over: &AtomicBool) {
     let mut datagram = [0; LENGTH];
     while !is_over.load(Ordering::Relaxed) {
         if let Ok((LENGTH, from)) = server.recv_from(&mut datagram) {

@@ -5,7 +5,9 @@
 //! configured by the same lines of `wg(8)` and `ip(8)`. They are set up together and measured in turns; the others are idle meanwhile.
 
 mod cipher;
+pub(crate) mod handover;
 pub(crate) mod iperf;
+pub(crate) mod kernel;
 mod latency;
 mod load;
 mod memory;
@@ -15,6 +17,7 @@ mod subject;
 mod turns;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::thread;
 
 use anyhow::{Context, Result};
@@ -22,16 +25,44 @@ use fairlead_tunnel::{Device, Settings};
 use testbed_lab::Lab;
 
 use crate::report::Measurement;
-use crate::{Effort, Options, progress};
+use crate::{Effort, Options, print, progress};
 use latency::RoundTrips;
 use load::{Load, SMALL, Transfer};
 use pair::{MTU, Pair};
+use plots::Chart;
 use subject::{Programs, Subject};
 use turns::{Quantity, Series, in_turns, rows};
 
 pub(crate) const CASE: &str = "tunnel";
 /// The word that makes this program one end of a tunnel.
 pub(crate) const DEVICE_COMMAND: &str = "device";
+/// The word that makes this program measure the cipher alone, once.
+pub(crate) const CIPHER_COMMAND: &str = "cipher";
+const OURS: &str = "fairlead";
+
+const CHARTS: [Chart; 3] = [
+    Chart {
+        file: "tunnel-throughput.svg",
+        title: "WireGuard in user space: what arrives",
+        unit: "Gbit/s",
+        metric: "",
+        highlighted: OURS,
+    },
+    Chart {
+        file: "tunnel-cpu.svg",
+        title: "WireGuard in user space: CPU time of both ends",
+        unit: "s/GB",
+        metric: "",
+        highlighted: OURS,
+    },
+    Chart {
+        file: "tunnel-latency.svg",
+        title: "WireGuard in user space: added to a round trip",
+        unit: "µs",
+        metric: "added latency",
+        highlighted: OURS,
+    },
+];
 
 /// Those that could be set up.
 struct Bed {
@@ -52,7 +83,7 @@ pub(crate) fn run(options: Options) -> Result<Vec<Measurement>> {
     measurements.extend(bed.latency("beside TCP", Pair::loaded_latency, rounds)?);
     drop(bed);
     measurements.extend(memory::run(&lab, &programs, memory_rounds)?);
-    plots::write(&measurements);
+    plots::write(CASE, &CHARTS, &measurements);
     Ok(measurements)
 }
 
@@ -147,10 +178,20 @@ fn percentiles(
     Ok(measurements)
 }
 
-/// Runs the embedded WireGuard in this process until it is killed; `wg(8)` configures it.
-pub(crate) fn run_device(interface: &str) -> Result<()> {
-    let _device = Device::start(Settings::new(interface, MTU))
-        .with_context(|| format!("cannot start the WireGuard device {interface}"))?;
+/// Measures the cipher alone and prints the seconds of CPU for 10⁹ bytes of payload.
+pub(crate) fn run_cipher() -> Result<()> {
+    print(&cipher::measure()?.cpu_seconds_per_gigabyte().to_string())
+}
+
+/// Runs the embedded WireGuard in this process until it is killed; `wg(8)` configures it. With the path of a socket it takes over from the
+/// process that hands over there, if one does, and on SIGTERM hands over to the next one.
+pub(crate) fn run_device(interface: &str, handover_socket: Option<PathBuf>) -> Result<()> {
+    let settings = Settings { handover_socket: handover_socket.clone(), ..Settings::new(interface, MTU) };
+    let device =
+        Device::start(settings).with_context(|| format!("cannot start the WireGuard device {interface}"))?;
+    if let Some(path) = handover_socket {
+        return handover::serve(device, path);
+    }
     loop {
         thread::park();
     }

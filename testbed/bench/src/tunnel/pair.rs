@@ -21,33 +21,37 @@ pub(super) const INTERFACE: &str = "wg0";
 /// Of the WireGuard interfaces, in bytes: a cable of 1500 less 60 to 80 of overhead. Of the cable, where there is no tunnel.
 pub(super) const MTU: u32 = 1420;
 pub(super) const PORT: u16 = 51_820;
+/// The file for `wg setconf`, in the namespace of either end.
+pub(super) const CONFIGURATION: &str = "/run/wireguard/configuration";
 /// Of the ends.
-const LEFT: u8 = 1;
-const RIGHT: u8 = 2;
+pub(super) const LEFT: u8 = 1;
+pub(super) const RIGHT: u8 = 2;
 /// Seconds of a transfer whose throughput is measured, and of one that goes on while latency is.
 const SECONDS: u8 = 1;
 const LOAD_SECONDS: u8 = 3;
 /// TCP's start, before latency is measured.
 const LOAD_START: Duration = Duration::from_millis(500);
 /// Bounds every wait.
-const TIMEOUT: Duration = Duration::from_secs(20);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Two namespaces with a cable between them, and with a tunnel unless the cable itself is measured.
 pub(super) struct Pair {
-    ends: [End; 2],
+    /// Left and right.
+    pub(super) ends: [End; 2],
     /// Where traffic is sent to.
-    target: Ipv4Addr,
+    pub(super) target: Ipv4Addr,
     outputs: TempDir,
 }
 
-struct End {
-    namespace: Namespace,
-    device: Option<Process>,
+/// One of them.
+pub(super) struct End {
+    pub(super) namespace: Namespace,
+    pub(super) device: Option<Process>,
 }
 
 /// A client of iperf3 that runs.
-struct Client(Process);
+pub(super) struct Client(Process);
 
 impl Pair {
     /// Starts a device at both ends, if the subject has one, and waits until they reach each other.
@@ -107,7 +111,8 @@ impl Pair {
         Ok(times)
     }
 
-    fn serve(&self) -> Result<Process> {
+    /// A server at the right end, for one transfer.
+    pub(super) fn serve(&self) -> Result<Process> {
         let [_, right] = &self.ends;
         let mut command = iperf::server(&self.target.to_string());
         let mut server = right.namespace.spawn(&mut command, self.outputs.path().join("server"))?;
@@ -115,7 +120,8 @@ impl Pair {
         Ok(server)
     }
 
-    fn client(&self, load: Load, seconds: u8) -> Result<Client> {
+    /// Starts to send from left to right.
+    pub(super) fn client(&self, load: Load, seconds: u8) -> Result<Client> {
         let [left, _] = &self.ends;
         let mut command = iperf::client(&self.target.to_string(), load, seconds);
         Ok(Client(left.namespace.spawn(&mut command, self.outputs.path().join("client"))?))
@@ -143,8 +149,8 @@ impl End {
         }
         let inner = inner_address(number);
         self.namespace.shell(&format!(
-            "cat > /run/wireguard/configuration <<END\n{}END\n\
-             wg setconf {INTERFACE} /run/wireguard/configuration\n\
+            "cat > {CONFIGURATION} <<END\n{}END\n\
+             wg setconf {INTERFACE} {CONFIGURATION}\n\
              ip addr add {inner}/30 dev {INTERFACE}\nip link set {INTERFACE} mtu {MTU} up",
             configuration(number)
         ))?;
@@ -153,8 +159,13 @@ impl End {
 }
 
 impl Client {
+    /// Whether it still sends.
+    pub(super) fn is_running(&mut self) -> Result<bool> {
+        Ok(self.0.status()?.is_none())
+    }
+
     /// Waits for its end.
-    fn finish(mut self) -> Result<Arrived> {
+    pub(super) fn finish(mut self) -> Result<Arrived> {
         self.0.wait(TIMEOUT)?;
         let arrived = iperf::parse(&self.0.output()?)?;
         ensure!(arrived.bytes > 0.0, "nothing arrived");
@@ -180,16 +191,18 @@ fn check_runs(device: &mut Process) -> Result<()> {
     Ok(())
 }
 
-fn inner_address(number: u8) -> Ipv4Addr {
+/// Of an end, in the tunnel.
+pub(super) fn inner_address(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 8, 0, number)
 }
 
-fn outer_address(number: u8) -> Ipv4Addr {
+/// Of an end, on the cable.
+pub(super) fn outer_address(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(192, 0, 2, number)
 }
 
 /// For `wg setconf`. The keys protect nothing: traffic of a benchmark, in namespaces.
-fn configuration(number: u8) -> String {
+pub(super) fn configuration(number: u8) -> String {
     let private = |number| PrivateKey([number; 32]);
     let other = if number == LEFT { RIGHT } else { LEFT };
     format!(

@@ -1,4 +1,5 @@
-//! Bar charts of the figures, made from the JSON that `--json` prints, next to what cargo builds: `target/bench/tunnel-*.svg`.
+//! The figures as `--json` prints them, and bar charts made from that, next to what cargo builds: `target/bench/CASE.json` and
+//! `target/bench/CASE*.svg`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,36 +12,15 @@ use crate::{progress, release};
 
 /// One picture: the rows with this unit whose metric begins so.
 #[derive(Debug, Clone, Copy)]
-struct Chart {
-    file: &'static str,
-    title: &'static str,
-    unit: &'static str,
-    metric: &'static str,
+pub(super) struct Chart {
+    pub(super) file: &'static str,
+    pub(super) title: &'static str,
+    pub(super) unit: &'static str,
+    pub(super) metric: &'static str,
+    /// The subject that is drawn in another colour.
+    pub(super) highlighted: &'static str,
 }
 
-const CHARTS: [Chart; 3] = [
-    Chart {
-        file: "tunnel-throughput.svg",
-        title: "WireGuard in user space: what arrives",
-        unit: "Gbit/s",
-        metric: "",
-    },
-    Chart {
-        file: "tunnel-cpu.svg",
-        title: "WireGuard in user space: CPU time of both ends",
-        unit: "s/GB",
-        metric: "",
-    },
-    Chart {
-        file: "tunnel-latency.svg",
-        title: "WireGuard in user space: added to a round trip",
-        unit: "µs",
-        metric: "added latency",
-    },
-];
-
-/// Who is drawn in another colour.
-const OURS: &str = "fairlead";
 /// In pixels, as all that follow.
 const WIDTH: u32 = 760;
 const MARGIN: u32 = 16;
@@ -61,11 +41,12 @@ struct Row {
     samples: Vec<f64>,
 }
 
-/// Draws all charts. The figures are worth more than their pictures: an error is only reported.
-pub(super) fn write(measurements: &[Measurement]) {
-    let written = directory().and_then(|directory| write_to(&directory, measurements).map(|()| directory));
+/// Writes the figures of a case and draws its charts. The run is worth more than these files: an error is only reported.
+pub(super) fn write(case: &str, charts: &[Chart], measurements: &[Measurement]) {
+    let written = directory()
+        .and_then(|directory| write_to(&directory, case, charts, measurements).map(|()| directory));
     match written {
-        Ok(directory) => progress(&format!("    charts are in {}", directory.display())),
+        Ok(directory) => progress(&format!("    charts and {case}.json are in {}", directory.display())),
         Err(error) => progress(&format!("    error: no charts: {error:#}")),
     }
 }
@@ -76,14 +57,15 @@ fn directory() -> Result<PathBuf> {
     Ok(target.join("bench"))
 }
 
-fn write_to(directory: &Path, measurements: &[Measurement]) -> Result<()> {
+fn write_to(directory: &Path, case: &str, charts: &[Chart], measurements: &[Measurement]) -> Result<()> {
+    let write = |file: &str, content: &str| {
+        let path = directory.join(file);
+        fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))
+    };
     let json = report::json(measurements)?;
     fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
-    for chart in CHARTS {
-        let path = directory.join(chart.file);
-        fs::write(&path, draw(&json, chart)?).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+    write(&format!("{case}.json"), &json)?;
+    charts.iter().try_for_each(|chart| write(chart.file, &draw(&json, *chart)?))
 }
 
 /// An SVG of the measurements in a JSON array: a bar for each median, grouped by metric, with a line from the lowest sample to the highest.
@@ -102,7 +84,7 @@ fn draw(json: &str, chart: Chart) -> Result<String> {
             shapes.push_str(&text(MARGIN, y.saturating_add(22), "heading", metric));
             y = y.saturating_add(HEADING);
         }
-        shapes.push_str(&bar(row, y, most));
+        shapes.push_str(&bar(row, y, most, row.subject == chart.highlighted));
         y = y.saturating_add(ROW);
     }
     let height = y.saturating_add(MARGIN);
@@ -113,12 +95,12 @@ fn draw(json: &str, chart: Chart) -> Result<String> {
     ))
 }
 
-fn bar(row: &Row, y: u32, most: f64) -> String {
+fn bar(row: &Row, y: u32, most: f64, is_highlighted: bool) -> String {
     let baseline = y.saturating_add(14);
     let name = text(MARGIN, baseline, "name", &row.subject);
     let Some(value) = row.value else { return name + &text(BARS, baseline, "value", "failed") };
     let length = |value: f64| if most > 0.0 { value.max(0.0) / most * f64::from(LONGEST) } else { 0.0 };
-    let colour = if row.subject == OURS { "#1f6feb" } else { "#9aa4b2" };
+    let colour = if is_highlighted { "#1f6feb" } else { "#9aa4b2" };
     let end =
         |pick: fn(f64, f64) -> f64| f64::from(BARS) + length(row.samples.iter().copied().fold(value, pick));
     let (lowest, highest, middle) = (end(f64::min), end(f64::max), y.saturating_add(9));
@@ -139,6 +121,7 @@ fn text(x: u32, y: u32, class: &str, content: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::CHARTS;
     use super::*;
 
     const JSON: &str = r#"[
@@ -200,13 +183,16 @@ mod tests {
     }
 
     #[test]
-    fn all_charts_are_written() {
+    fn all_charts_are_written_and_the_figures() {
         let directory = tempfile::tempdir().unwrap();
-        let measured = Measurement::new("tunnel", OURS, "TCP", "Gbit/s", vec![1.0]).unwrap();
+        let measured = Measurement::new("tunnel", "fairlead", "TCP", "Gbit/s", vec![1.0]).unwrap();
         let failed = Measurement::failed("tunnel", "other", "TCP", "Gbit/s");
-        write_to(&directory.path().join("new"), &[measured, failed]).unwrap();
+        let all = [measured, failed];
+        write_to(&directory.path().join("new"), "tunnel", &CHARTS, &all).unwrap();
+        let written = |file: &str| fs::read_to_string(directory.path().join("new").join(file)).unwrap();
         for chart in CHARTS {
-            elements(&fs::read_to_string(directory.path().join("new").join(chart.file)).unwrap());
+            elements(&written(chart.file));
         }
+        assert_eq!(written("tunnel.json"), report::json(&all).unwrap());
     }
 }

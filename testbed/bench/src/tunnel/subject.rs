@@ -1,7 +1,7 @@
 //! The implementations, and how the device of each is started.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -70,6 +70,17 @@ impl fmt::Display for Subject {
     }
 }
 
+/// The embedded device in a process of its own, which takes over from one that hands over at this path, and hands over there itself.
+pub(super) fn device_with_handover(path: &Path) -> Result<Command> {
+    let mut command = Command::new(own_program()?);
+    command.args([DEVICE_COMMAND, INTERFACE]).arg(path);
+    Ok(command)
+}
+
+fn own_program() -> Result<PathBuf> {
+    std::env::current_exe().context("cannot find out where this program is")
+}
+
 /// Paths of the programs with a device.
 pub(super) struct Programs {
     own: PathBuf,
@@ -82,7 +93,7 @@ impl Programs {
     pub(super) fn build() -> Result<Self> {
         let rust_wireguard = shelf("rust-wireguard", RUST_WIREGUARD)?;
         Ok(Self {
-            own: std::env::current_exe().context("cannot find out where this program is")?,
+            own: own_program()?,
             wireguard_go: WIREGUARD_GO.programs()?.join("wireguard"),
             rust_wireguard: rust_wireguard
                 .file("rust-wireguard-bench", |path| cargo("rust-wireguard", path))?,
