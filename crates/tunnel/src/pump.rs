@@ -177,8 +177,9 @@ impl Pump {
         let extra = descriptors.len();
         descriptors.extend(self.path_port.extra_descriptor().map(|extra| PollFd::new(extra, read_network)));
         let other_process = descriptors.len();
-        descriptors
-            .extend(self.handover.descriptor().map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN)));
+        let forward = if self.handover.waits() { PollFlags::POLLOUT } else { PollFlags::empty() };
+        let connection = self.handover.descriptor();
+        descriptors.extend(connection.map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN | forward)));
         match poll(&mut descriptors, self.until_next_tick()) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno.into()),

@@ -324,10 +324,9 @@ pub(crate) struct Received<'a> {
 }
 
 impl<'a> Received<'a> {
-    /// One datagram, of whose IP header nothing is known.
-    pub(crate) fn one(path: Path, bytes: &'a mut [u8]) -> Self {
-        let length = bytes.len().max(1);
-        Self { path, ecn: Ecn::NOT_CAPABLE, bytes, length }
+    /// Datagrams of which each but the last is `length` bytes long, and of whose IP headers nothing is known.
+    pub(crate) fn of(path: Path, length: usize, bytes: &'a mut [u8]) -> Self {
+        Self { path, ecn: Ecn::NOT_CAPABLE, bytes, length: length.max(1) }
     }
 }
 

@@ -90,7 +90,7 @@ impl Node {
         let (mut out, mut packets) = (Outbox::default(), Vec::new());
         let path = Path { remote: from, local: Some(self.address.ip()) };
         let mut bytes = datagram.to_vec();
-        self.engine.receive(&mut Received::one(path, &mut bytes), now, &mut out, &mut packets);
+        self.engine.receive(&mut Received::of(path, datagram.len(), &mut bytes), now, &mut out, &mut packets);
         self.delivered.extend(packets.into_iter().map(|packet| bytes[packet].to_vec()));
         sent(out)
     }
@@ -400,7 +400,7 @@ fn peers_need_a_private_key_first() {
     assert!(matches!(engine.check(&change), Err(Error::NoPrivateKey)));
     let path = Path::to("192.0.2.1:1".parse().unwrap());
     let mut out = Outbox::default();
-    engine.receive(&mut Received::one(path, &mut [1; 148]), Now::read(), &mut out, &mut Vec::new());
+    engine.receive(&mut Received::of(path, 148, &mut [1; 148]), Now::read(), &mut out, &mut Vec::new());
     let mut packet = packet("10.0.0.1", "10.0.0.2", 60);
     engine.send_packets(plain(&mut packet), Now::read(), &mut out);
     assert!(out.is_empty());

@@ -13,6 +13,8 @@ const VERSION: u8 = 2;
 const PLAIN_VERSION: u8 = 1;
 /// A flag of an offer: each packet of the TUN has a header before it (`IFF_VNET_HDR`).
 const HAS_HEADER: u8 = 1;
+/// A flag of an offer: the old process takes [`Frame::Datagrams`].
+const TAKES_DATAGRAMS: u8 = 2;
 /// Descriptors of the TUN in an offer, each of which is a queue of its own.
 const QUEUES: u8 = 1;
 
@@ -20,6 +22,7 @@ const OFFER: u8 = 1;
 const TAKE_NETWORK: u8 = 2;
 const TAKE_TUNNEL: u8 = 3;
 const DATAGRAM: u8 = 4;
+const DATAGRAMS: u8 = 5;
 
 /// One message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +35,8 @@ pub(crate) enum Frame<'a> {
     TakeTunnel,
     /// From the new one: a datagram of a session that it does not have.
     Datagram(Path, &'a [u8]),
+    /// The same of several of one path, of which each but the last is so many bytes long.
+    Datagrams(Path, u16, &'a [u8]),
 }
 
 /// The old process's interface, port and peers.
@@ -41,6 +46,8 @@ pub(crate) struct Offer {
     pub(crate) port: u16,
     /// Whether each packet of the TUN has a header before it.
     pub(crate) has_header: bool,
+    /// Whether several datagrams may be forwarded in one message.
+    pub(crate) takes_datagrams: bool,
     /// Peers with a session.
     pub(crate) peers: Vec<PeerSnapshot>,
 }
@@ -59,7 +66,10 @@ impl Frame<'_> {
             Self::Offer(offer) => {
                 bytes.extend([OFFER, VERSION]);
                 bytes.extend(offer.port.to_be_bytes());
-                bytes.extend([QUEUES, if offer.has_header { HAS_HEADER } else { 0 }]);
+                let flags = [(offer.has_header, HAS_HEADER), (offer.takes_datagrams, TAKES_DATAGRAMS)];
+                let flags =
+                    flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag);
+                bytes.extend([QUEUES, flags]);
                 for peer in &offer.peers {
                     bytes.extend(peer.key.0);
                     write_path(&peer.path, bytes);
@@ -71,6 +81,12 @@ impl Frame<'_> {
                 bytes.push(DATAGRAM);
                 write_path(path, bytes);
                 bytes.extend_from_slice(datagram);
+            }
+            Self::Datagrams(path, length, datagrams) => {
+                bytes.push(DATAGRAMS);
+                write_path(path, bytes);
+                bytes.extend(length.to_be_bytes());
+                bytes.extend_from_slice(datagrams);
             }
         }
     }
@@ -87,6 +103,11 @@ pub(crate) fn read(bytes: &[u8]) -> Option<Frame<'_>> {
             let path = read_path(&mut rest)?;
             Some(Frame::Datagram(path, rest))
         }
+        DATAGRAMS => {
+            let path = read_path(&mut rest)?;
+            let length = u16::from_be_bytes(take(&mut rest)?);
+            Some(Frame::Datagrams(path, length, rest))
+        }
         _ => None,
     }
 }
@@ -94,14 +115,14 @@ pub(crate) fn read(bytes: &[u8]) -> Option<Frame<'_>> {
 fn read_offer(mut bytes: &[u8]) -> Option<Offer> {
     let [version] = take(&mut bytes)?;
     let port = u16::from_be_bytes(take(&mut bytes)?);
-    let has_header = match version {
-        PLAIN_VERSION => false,
+    let flags = match version {
+        PLAIN_VERSION => 0,
         VERSION => {
             let [queues, flags] = take(&mut bytes)?;
-            if queues != QUEUES || flags & !HAS_HEADER != 0 {
+            if queues != QUEUES || flags & !(HAS_HEADER | TAKES_DATAGRAMS) != 0 {
                 return None;
             }
-            flags & HAS_HEADER != 0
+            flags
         }
         _ => return None,
     };
@@ -110,7 +131,8 @@ fn read_offer(mut bytes: &[u8]) -> Option<Offer> {
         let key = PublicKey(take(&mut bytes)?);
         peers.push(PeerSnapshot { key, path: read_path(&mut bytes)? });
     }
-    Some(Offer { port, has_header, peers })
+    let (has_header, takes_datagrams) = (flags & HAS_HEADER != 0, flags & TAKES_DATAGRAMS != 0);
+    Some(Offer { port, has_header, takes_datagrams, peers })
 }
 
 fn write_path(path: &Path, bytes: &mut Vec<u8>) {
@@ -192,18 +214,21 @@ mod tests {
         fn written_frames_are_read_back(
             port: u16,
             has_header: bool,
+            takes_datagrams: bool,
+            length: u16,
             peers in prop::collection::vec(peer_snapshot(), 0..4),
             path in path(),
             datagram: Vec<u8>,
         ) {
-            assert_read_back(&Frame::Offer(Offer { port, has_header, peers }));
+            assert_read_back(&Frame::Offer(Offer { port, has_header, takes_datagrams, peers }));
             assert_read_back(&Frame::Datagram(path, &datagram));
+            assert_read_back(&Frame::Datagrams(path, length, &datagram));
             assert_read_back(&Frame::TakeNetwork);
             assert_read_back(&Frame::TakeTunnel);
         }
 
         #[test]
-        fn any_bytes_are_parsed_or_refused(kind in 0_u8..6, rest: Vec<u8>) {
+        fn any_bytes_are_parsed_or_refused(kind in 0_u8..7, rest: Vec<u8>) {
             let bytes: Vec<u8> = std::iter::once(kind).chain(rest).collect();
             if let Some(frame) = read(&bytes) {
                 assert_read_back(&frame);
@@ -215,7 +240,7 @@ mod tests {
     fn a_later_version_and_unknown_flags_are_refused() {
         assert!(read(&[OFFER, VERSION, 0, 7, 1, 1]).is_some());
         for bytes in
-            [[OFFER, VERSION + 1, 0, 7, 1, 1], [OFFER, VERSION, 0, 7, 2, 1], [OFFER, VERSION, 0, 7, 1, 2]]
+            [[OFFER, VERSION + 1, 0, 7, 1, 1], [OFFER, VERSION, 0, 7, 2, 1], [OFFER, VERSION, 0, 7, 1, 4]]
         {
             assert_eq!(read(&bytes), None, "{bytes:?}");
         }

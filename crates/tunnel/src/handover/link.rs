@@ -10,8 +10,6 @@ use nix::sys::socket::{
 };
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::frame::Frame;
-
 /// An offer with some thousand peers, or the longest datagram.
 pub(super) const MAX_MESSAGE_LENGTH: usize = 1 << 20;
 /// The descriptors of an offer: the TUN and two sockets.
@@ -60,15 +58,13 @@ impl Link {
         self.0.set_nonblocking(true)
     }
 
-    /// Sends a frame; `WouldBlock` when the connection is full.
-    pub(super) fn send(&self, frame: &Frame<'_>, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let mut bytes = Vec::new();
-        frame.write(&mut bytes);
+    /// Sends a message; `WouldBlock` when the connection is full.
+    pub(super) fn send(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let raw: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
         let rights = [ControlMessage::ScmRights(&raw)];
         let control = if raw.is_empty() { &[] } else { &rights[..] };
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        sendmsg::<UnixAddr>(self.0.as_raw_fd(), &[IoSlice::new(&bytes)], control, flags, None)?;
+        sendmsg::<UnixAddr>(self.0.as_raw_fd(), &[IoSlice::new(message)], control, flags, None)?;
         Ok(())
     }
 

@@ -31,8 +31,8 @@ struct Client {
 pub(crate) enum Request<'a> {
     /// It has connected and awaits the offer.
     Connected,
-    /// Handle this datagram as if it had just arrived.
-    Datagram(Path, &'a [u8]),
+    /// Handle these datagrams as if they had just arrived; all but the last are so many bytes long.
+    Datagrams(Path, usize, &'a [u8]),
     /// It has taken over everything.
     Finished,
 }
@@ -71,7 +71,12 @@ impl HandoverServer {
                 match frame::read(self.buffer.get(..length).unwrap_or_default()) {
                     Some(Frame::TakeNetwork) => client.reads_network = true,
                     Some(Frame::TakeTunnel) => client.reads_tunnel = true,
-                    Some(Frame::Datagram(path, datagram)) => return Some(Request::Datagram(path, datagram)),
+                    Some(Frame::Datagram(path, datagram)) => {
+                        return Some(Request::Datagrams(path, datagram.len(), datagram));
+                    }
+                    Some(Frame::Datagrams(path, length, datagrams)) => {
+                        return Some(Request::Datagrams(path, length.into(), datagrams));
+                    }
                     Some(Frame::Offer(_)) | None => {
                         tracing::warn!("ignoring an unknown hand-over message of the new process");
                     }
@@ -90,8 +95,9 @@ impl HandoverServer {
 
     /// Sends the offer to the new process; disconnects it if that fails.
     pub(crate) fn send_offer(&mut self, offer: Offer, descriptors: &[BorrowedFd<'_>]) {
-        let frame = Frame::Offer(offer);
-        let sent = self.client.as_ref().map(|client| client.link.send(&frame, descriptors));
+        let mut message = Vec::new();
+        Frame::Offer(offer).write(&mut message);
+        let sent = self.client.as_ref().map(|client| client.link.send(&message, descriptors));
         if let Some(Err(error)) = sent {
             tracing::warn!(%error, "cannot hand the device over to the new process");
             self.client = None;

@@ -1,5 +1,6 @@
 //! The new process's side.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path as FilePath;
@@ -16,12 +17,18 @@ const OFFER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long handshakes may take before the new process reads the TUN without them. A peer that does not answer now was
 /// perhaps reachable for the old process, but will not be much longer.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes of messages that wait until the connection has room: with the kernel's defaults it holds ten (`net.unix.max_dgram_qlen`).
+const MAX_WAITING: usize = 8 << 20;
 /// How long datagrams of old sessions may be on their way.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
 
 /// A takeover in progress.
 pub(crate) struct Takeover {
     link: Link,
+    /// Messages that the connection had no room for, in order, and their bytes.
+    waiting: VecDeque<Vec<u8>>,
+    waiting_bytes: usize,
+    takes_datagrams: bool,
     port: u16,
     sockets: Vec<OwnedFd>,
     /// Those with which the old process has sessions.
@@ -60,7 +67,7 @@ impl Takeover {
             return Err(io::ErrorKind::UnexpectedEof.into());
         };
         let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the offer has another version");
-        let Some(Frame::Offer(Offer { port, has_header, peers })) =
+        let Some(Frame::Offer(Offer { port, has_header, takes_datagrams, peers })) =
             frame::read(buffer.get(..length).unwrap_or_default())
         else {
             return Err(invalid());
@@ -68,7 +75,16 @@ impl Takeover {
         link.set_nonblocking()?;
         let mut descriptors = descriptors.into_iter();
         let tun = descriptors.next().ok_or_else(invalid)?;
-        let takeover = Self { link, port, sockets: descriptors.collect(), peers, phase: Phase::Connected };
+        let takeover = Self {
+            link,
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            takes_datagrams,
+            port,
+            sockets: descriptors.collect(),
+            peers,
+            phase: Phase::Connected,
+        };
         Ok(Some(((tun, has_header), takeover)))
     }
 
@@ -80,6 +96,11 @@ impl Takeover {
     /// Readable when the old process has gone: it sends nothing after its offer.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.link.as_fd()
+    }
+
+    /// Whether messages wait until the connection has room.
+    pub(crate) fn waits(&self) -> bool {
+        !self.waiting.is_empty()
     }
 
     /// Whether this process reads the TUN.
@@ -102,7 +123,7 @@ impl Takeover {
             return Ok(());
         }
         if taken {
-            self.link.send(&Frame::TakeNetwork, &[])?;
+            self.send(&Frame::TakeNetwork)?;
             self.phase = Phase::Handshaking { until: later(now, HANDSHAKE_TIMEOUT) };
             return Ok(());
         }
@@ -125,11 +146,7 @@ impl Takeover {
             Phase::Handshaking { until }
                 if now >= until || self.peers.iter().all(|peer| is_ready(&peer.key)) =>
             {
-                match self.take_tunnel(now) {
-                    // Full of datagrams that the old process has yet to read: tried again when the next phase is looked for.
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    result => result?,
-                }
+                self.take_tunnel(now)?;
             }
             Phase::Draining { until } => return Ok(now < until),
             Phase::Connected | Phase::Handshaking { .. } => {}
@@ -138,20 +155,54 @@ impl Takeover {
     }
 
     fn take_tunnel(&mut self, now: Instant) -> io::Result<()> {
-        self.link.send(&Frame::TakeTunnel, &[])?;
+        self.send(&Frame::TakeTunnel)?;
         self.phase = Phase::Draining { until: later(now, DRAIN_TIME) };
         Ok(())
     }
 
-    /// Forwards a datagram of another session to the old process.
+    /// Forwards datagrams of other sessions to the old process; all but the last are `length` bytes long. Those that come when too many
+    /// wait are lost.
     ///
     /// # Errors
-    /// It has gone. A full connection is no error: the datagram is lost.
-    pub(crate) fn forward(&self, path: Path, datagram: &[u8]) -> io::Result<()> {
-        match self.link.send(&Frame::Datagram(path, datagram), &[]) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            other => other,
+    /// It has gone.
+    pub(crate) fn forward(&mut self, path: Path, length: usize, datagrams: &[u8]) -> io::Result<()> {
+        if self.waiting_bytes.saturating_add(datagrams.len()) > MAX_WAITING {
+            return Ok(());
         }
+        match u16::try_from(length) {
+            Ok(length) if self.takes_datagrams && datagrams.len() > usize::from(length) => {
+                self.send(&Frame::Datagrams(path, length, datagrams))
+            }
+            _ => {
+                let mut each = datagrams.chunks(length.max(1));
+                each.try_for_each(|datagram| self.send(&Frame::Datagram(path, datagram)))
+            }
+        }
+    }
+
+    /// Sends a message, now or, behind those that wait, when there is room.
+    fn send(&mut self, frame: &Frame<'_>) -> io::Result<()> {
+        let mut message = Vec::new();
+        frame.write(&mut message);
+        self.waiting_bytes = self.waiting_bytes.saturating_add(message.len());
+        self.waiting.push_back(message);
+        self.flush()
+    }
+
+    /// Sends what waits, as far as there is room.
+    ///
+    /// # Errors
+    /// The old process has gone.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        while let Some(message) = self.waiting.front() {
+            match self.link.send(message, &[]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                result => result?,
+            }
+            self.waiting_bytes = self.waiting_bytes.saturating_sub(message.len());
+            self.waiting.pop_front();
+        }
+        Ok(())
     }
 }
 

@@ -36,6 +36,14 @@ impl Handover {
         }
     }
 
+    /// Whether something waits until the connection to the other process has room.
+    pub(super) fn waits(&self) -> bool {
+        match self {
+            Self::None | Self::Server(_) => false,
+            Self::Takeover(takeover) => takeover.waits(),
+        }
+    }
+
     /// How often to see whether the next phase is due; `None` if only a message begins it.
     pub(super) fn poll_interval(&self) -> Option<Duration> {
         match self {
@@ -114,9 +122,8 @@ impl Pump {
         let Handover::Takeover(takeover) = &mut self.handover else { return };
         // The port may be set before all else; the peers are known with the key, and none is ready before.
         let is_configured = self.engine.private_key().is_some();
-        match takeover
-            .advance(now.instant, |key| is_configured && !self.engine.awaits_session(key, now.instant))
-        {
+        let is_ready = |key: &_| is_configured && !self.engine.awaits_session(key, now.instant);
+        match takeover.flush().and_then(|()| takeover.advance(now.instant, is_ready)) {
             Ok(true) => {}
             Ok(false) => {
                 tracing::info!(interface = %self.name, "the hand-over from the old process is complete");
@@ -145,11 +152,12 @@ impl Pump {
                             let descriptors: Vec<_> =
                                 tun.chain(sockets.into_iter().flat_map(Sockets::descriptors)).collect();
                             let peers = self.engine.peer_snapshots(now.instant);
-                            server.send_offer(Offer { port, has_header, peers }, &descriptors);
+                            let offer = Offer { port, has_header, takes_datagrams: true, peers };
+                            server.send_offer(offer, &descriptors);
                         }
-                        Some(Request::Datagram(path, datagram)) => {
-                            let mut bytes = datagram.to_vec();
-                            let mut received = Received::one(path, &mut bytes);
+                        Some(Request::Datagrams(path, length, datagrams)) => {
+                            let mut bytes = datagrams.to_vec();
+                            let mut received = Received::of(path, length, &mut bytes);
                             self.engine.receive(&mut received, now, &mut self.out, &mut self.packets);
                             write_packets(self.tun.as_ref(), &mut self.merger, &mut self.packets, &mut bytes);
                         }

@@ -96,14 +96,14 @@ impl Pump {
         while start < bytes.len() {
             let rest = bytes.get_mut(start..).unwrap_or_default();
             let run = self.run_for_engine(rest, length);
-            let taken = if run > 0 { run } else { rest.len().min(length) };
+            let taken = if run > 0 { run } else { self.run_for_others(rest, length) };
             let Some(part) = rest.get_mut(..taken) else { return };
             if run > 0 {
                 let mut run = Received { path, ecn, bytes: part, length };
                 self.engine.receive(&mut run, now, &mut self.out, &mut self.packets);
                 write_packets(self.tun.as_ref(), &mut self.merger, &mut self.packets, run.bytes);
             } else {
-                self.divert(part, path, socket);
+                self.divert(part, length, path, socket);
             }
             start = start.saturating_add(taken);
         }
@@ -111,21 +111,32 @@ impl Pump {
 
     /// The length of the datagrams at the beginning that the engine takes.
     fn run_for_engine(&self, datagrams: &[u8], length: usize) -> usize {
-        let is_taking_over = matches!(self.handover, Handover::Takeover(_));
-        let is_ours = |datagram: &&[u8]| {
-            kind_of(datagram).is_some() && !(is_taking_over && self.engine.belongs_to_other_process(datagram))
-        };
+        let is_ours = |datagram: &&[u8]| kind_of(datagram).is_some() && !self.is_of_old_process(datagram);
         datagrams.chunks(length).take_while(is_ours).map(<[u8]>::len).sum()
     }
 
-    /// Takes a datagram that is not for the engine.
-    fn divert(&self, datagram: &[u8], path: Path, socket: Option<u16>) {
-        match &self.handover {
+    /// The length of the datagrams at the beginning that go somewhere else together: those of the old process's sessions, or the first.
+    fn run_for_others(&self, datagrams: &[u8], length: usize) -> usize {
+        let of_old_process = |datagram: &&[u8]| self.is_of_old_process(datagram);
+        let run: usize = datagrams.chunks(length).take_while(of_old_process).map(<[u8]>::len).sum();
+        if run > 0 { run } else { datagrams.len().min(length) }
+    }
+
+    /// Whether a datagram belongs to a session, or a handshake, of the process that hands over.
+    fn is_of_old_process(&self, datagram: &[u8]) -> bool {
+        matches!(self.handover, Handover::Takeover(_))
+            && kind_of(datagram).is_some()
+            && self.engine.belongs_to_other_process(datagram)
+    }
+
+    /// Takes datagrams that are not for the engine; all but the last are `length` bytes long.
+    fn divert(&mut self, datagrams: &[u8], length: usize, path: Path, socket: Option<u16>) {
+        match &mut self.handover {
             // If the old process has gone, the connection says so at its next read.
-            Handover::Takeover(takeover) if kind_of(datagram).is_some() => {
-                drop(takeover.forward(path, datagram));
+            Handover::Takeover(takeover) if kind_of(datagrams).is_some() => {
+                drop(takeover.forward(path, length, datagrams));
             }
-            _ => self.path_port.push(path, socket, datagram),
+            _ => self.path_port.push(path, socket, datagrams),
         }
     }
 
