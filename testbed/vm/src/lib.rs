@@ -6,9 +6,9 @@
 //! interface. [`run`] boots, runs one command, and shuts down. A VM ends when its handle is dropped or the test
 //! program ends, also by a signal.
 //!
-//! Not for: measuring more than ratios (everything is emulated, unless [`Processor::Full`] is asked for and KVM boots the
-//! kernel: a /dev/kvm that exists need not be able to), and not a container: there is no disk, no service, nothing but an
-//! initramfs of ours.
+//! Not for: measuring (everything is emulated, so speeds mean nothing, unless [`Options::may_use_kvm`] is set and KVM boots
+//! the kernel: a /dev/kvm that exists need not be able to), and not a container: there is no disk, no service, nothing but
+//! an initramfs of ours.
 //!
 //! Where things come from: Debian's newest cloud kernel, downloaded with `apt-get download` and unpacked,
 //! never installed; the tools are the host's own, copied with their libraries. The image is made once and
@@ -24,4 +24,4 @@ mod script;
 mod vm;
 
 pub use image::prepare;
-pub use vm::{Launcher, Options, Processor, Vm, run};
+pub use vm::{Launcher, Options, Vm, run};

@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use tempfile::TempDir;
 
 use crate::image::Image;
-use crate::vm::{Options, Processor};
+use crate::vm::Options;
 
 const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
 /// With KVM it takes seconds, or it never boots: a nested KVM may hang.
@@ -46,12 +46,11 @@ pub(crate) enum Accelerator {
 }
 
 impl Accelerator {
-    fn arguments(self, processor: Processor) -> &'static str {
-        // qemu64 copies memory faster than `max`, and without rdrand WireGuard would wait for entropy. ERMS is what makes copies slow.
-        match (self, processor) {
-            (Self::Emulation, Processor::Full) => "-accel tcg,thread=multi -cpu Haswell-noTSX,-erms",
-            (Self::Emulation, Processor::Plain) => "-accel tcg,thread=multi -cpu qemu64,+rdrand",
-            (Self::Kvm, _) => "-accel kvm -cpu host",
+    fn arguments(self) -> &'static str {
+        match self {
+            // qemu64 copies memory faster than `max`, and without rdrand WireGuard would wait for entropy.
+            Self::Emulation => "-accel tcg,thread=multi -cpu qemu64,+rdrand",
+            Self::Kvm => "-accel kvm -cpu host",
         }
     }
 
@@ -204,7 +203,7 @@ fn listen(path: &Path) -> anyhow::Result<UnixListener> {
 fn qemu_arguments(options: &Options, accelerator: Accelerator, directory: &Path) -> Vec<String> {
     let fixed = "-nodefaults -no-user-config -display none -no-reboot -M q35,smm=off,hpet=off \
                  -device virtio-serial-pci -device virtio-rng-pci -nic none";
-    let words = fixed.split_whitespace().chain(accelerator.arguments(options.processor).split_whitespace());
+    let words = fixed.split_whitespace().chain(accelerator.arguments().split_whitespace());
     let mut arguments: Vec<String> = words.map(str::to_owned).collect();
     let mut add = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
     add("-m", options.memory_mib.to_string());
@@ -309,18 +308,15 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_processor_is_emulated_without_vector_units() {
-        let arguments = |processor, accelerator| {
-            let options = Options { processor, ..Options::default() };
-            qemu_arguments(&options, accelerator, Path::new("/tmp/vm")).join(" ")
-        };
-        let plain = arguments(Processor::Plain, Accelerator::Emulation);
-        assert!(plain.contains("-accel tcg,thread=multi -cpu qemu64,+rdrand -m 768 "), "{plain}");
+    fn the_accelerator_and_the_processor_belong_together() {
+        let arguments =
+            |accelerator| qemu_arguments(&Options::default(), accelerator, Path::new("/tmp/vm")).join(" ");
+        let emulated = arguments(Accelerator::Emulation);
         assert!(
-            arguments(Processor::Full, Accelerator::Emulation)
-                .contains("-accel tcg,thread=multi -cpu Haswell")
+            emulated.contains("-accel tcg,thread=multi -cpu qemu64,+rdrand -m 768 -smp 2 "),
+            "{emulated}"
         );
-        assert!(arguments(Processor::Full, Accelerator::Kvm).contains("-accel kvm -cpu host "));
+        assert!(arguments(Accelerator::Kvm).contains("-accel kvm -cpu host -m 768 -smp 2 "));
     }
 
     #[test]

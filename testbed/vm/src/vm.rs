@@ -18,17 +18,6 @@ use crate::{files, image, script};
 /// namespace that holds the TAP. Arguments and standard streams are set on the result.
 pub type Launcher = Box<dyn Fn(&Path) -> Command + Send + Sync>;
 
-/// What executes the VM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Processor {
-    /// For measurements: this machine's own processor by KVM, if that boots the kernel, else an emulated one that has vector units too
-    /// (AVX2).
-    Full,
-    /// An emulated one without vector units beyond SSE3. It is the same on every machine.
-    #[default]
-    Plain,
-}
-
 /// What to boot; the default has two processors, 768 MiB and no network.
 pub struct Options {
     /// Runs QEMU somewhere else than beside the test.
@@ -43,8 +32,8 @@ pub struct Options {
     pub memory_mib: u32,
     /// Virtual processors.
     pub cpus: u32,
-    /// The kind of these processors.
-    pub processor: Processor,
+    /// Whether KVM executes the VM where it boots the kernel; else everything is emulated, which is the same on every machine.
+    pub may_use_kvm: bool,
     /// Longest time for one command; then the VM is killed and the command an error.
     pub command_timeout: Duration,
 }
@@ -58,7 +47,7 @@ impl Default for Options {
             kernel_arguments: "",
             memory_mib: 768,
             cpus: 2,
-            processor: Processor::default(),
+            may_use_kvm: false,
             command_timeout: Duration::from_secs(300),
         }
     }
@@ -98,10 +87,8 @@ impl Vm {
         let extra = archive.encode()?;
         let boot = |accelerator| Machine::boot(&image, options, &extra, accelerator);
         let emulated = || boot(Accelerator::Emulation).or_else(|_| boot(Accelerator::Emulation));
-        let machine = match options.processor {
-            Processor::Full => boot(Accelerator::Kvm).or_else(|_| emulated()),
-            Processor::Plain => emulated(),
-        };
+        let by_kvm = options.may_use_kvm.then(|| boot(Accelerator::Kvm).ok()).flatten();
+        let machine = by_kvm.map_or_else(emulated, Ok);
         Ok(Self { machine: machine?, command_timeout: options.command_timeout })
     }
 

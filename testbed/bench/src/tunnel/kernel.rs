@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use fairlead_address::IpFamily;
-use testbed_vm::{Options as VmOptions, Processor, Vm};
+use testbed_vm::{Options as VmOptions, Vm};
 
 use super::load::Load;
 use super::pair::{LEFT, MTU, RIGHT, configuration, inner_address, outer_address};
@@ -31,7 +31,7 @@ const STREAMS: [u8; 2] = [1, 4];
 /// Not counted: handshakes, and code that is translated on first use.
 const WARM_UP_SECONDS: usize = 1;
 /// Seconds and rounds without options.
-const FULL: Extent = Extent { rounds: 5, seconds: 5 };
+const FULL: Extent = Extent { rounds: 5, seconds: 4 };
 
 const CHARTS: [Chart; 2] = [
     Chart {
@@ -62,7 +62,7 @@ pub(crate) fn run(options: Options) -> Result<Vec<Measurement>> {
 /// With this program as the embedded device.
 fn run_with(program: &Path, extent: Extent) -> Result<Vec<Measurement>> {
     let files = vec![program.to_owned()];
-    let options = VmOptions { files, memory_mib: 1536, processor: Processor::Full, ..VmOptions::default() };
+    let options = VmOptions { files, memory_mib: 1536, may_use_kvm: true, ..VmOptions::default() };
     let mut vm = Vm::start(&options)?;
     progress(&describe(vm.is_emulated(), &vm.shell("uname -r; grep -m 1 '^flags' /proc/cpuinfo")?));
     vm.shell(&set_up(program))?;
