@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
 use common::{
-    NAME, Node, PORT, TIMEOUT, cable, keys, namespace, pair, set_peer, start_again, transfer, until,
+    MTU, NAME, Node, PORT, TIMEOUT, cable, keys, namespace, pair, set_peer, start_again, transfer, until,
 };
 use fairlead_api::wireguard::{DeviceChange, PrivateKey};
 use fairlead_tunnel::{Device, Error, Settings};
@@ -170,7 +170,7 @@ fn a_restarted_device_adopts_the_interface_and_traffic_resumes() {
 #[ignore = "runs inside the test that kills it"]
 fn victim() {
     let private: PrivateKey = std::env::var("VICTIM_KEY").unwrap().parse().unwrap();
-    let device = start_again(0);
+    let device = start_again(0, MTU);
     let change =
         DeviceChange { private_key: Some(private), listen_port: Some(PORT), ..DeviceChange::default() };
     device.change(&change).unwrap();

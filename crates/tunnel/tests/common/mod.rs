@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "every test program uses its part of this")]
 
+pub(crate) mod flow;
+pub(crate) mod forwarder;
 pub(crate) mod handover;
 pub(crate) mod wireguard_go;
 
@@ -22,6 +24,8 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) const PORT: u16 = 51_820;
 /// The name of every interface; namespaces keep them apart.
 pub(crate) const NAME: &str = "wg0";
+/// The MTU of every interface unless a test sets another.
+pub(crate) const MTU: u32 = 1_420;
 
 /// A namespace with its own `/run/wireguard`, where control sockets are.
 pub(crate) fn namespace() -> Namespace {
@@ -51,9 +55,9 @@ pub(crate) fn keys() -> (PrivateKey, PublicKey) {
 
 /// Starts a device on an interface that a stopped one has left. A child of this process has every descriptor from its fork(2) to its execve(2):
 /// while another test starts a program, the interface may still be in use.
-pub(crate) fn start_again(threads: usize) -> Device {
+pub(crate) fn start_again(threads: usize, mtu: u32) -> Device {
     let start = Instant::now();
-    let settings = Settings { threads: Some(threads), ..Settings::new(NAME, 1420) };
+    let settings = Settings { threads: Some(threads), ..Settings::new(NAME, mtu) };
     loop {
         match Device::start(settings.clone()) {
             Err(Error::AttachTun { source, .. })
@@ -74,13 +78,19 @@ pub(crate) struct Node {
     pub(crate) private: PrivateKey,
     pub(crate) public: PublicKey,
     pub(crate) host: u8,
+    mtu: u32,
 }
 
 impl Node {
     /// Starts a device with inner addresses `10.8.0.HOST` and `fd00:8::HOST`, without peers.
     pub(crate) fn start(namespace: Namespace, host: u8) -> Self {
+        Self::start_with_mtu(namespace, host, MTU)
+    }
+
+    /// The same with another MTU of the interface.
+    pub(crate) fn start_with_mtu(namespace: Namespace, host: u8, mtu: u32) -> Self {
         let (private, public) = keys();
-        let mut node = Self { namespace, device: None, private, public, host };
+        let mut node = Self { namespace, device: None, private, public, host, mtu };
         node.restart();
         node.namespace.sh(&format!(
             "ip addr add 10.8.0.{host}/24 dev {NAME}; ip addr add fd00:8::{host}/64 dev {NAME} nodad; ip link set {NAME} up"
@@ -92,7 +102,7 @@ impl Node {
     /// more, however many processors there are.
     pub(crate) fn restart(&mut self) {
         let threads = if self.host == 1 { 0 } else { 2 };
-        self.device = Some(self.namespace.run(|| start_again(threads)));
+        self.device = Some(self.namespace.run(|| start_again(threads, self.mtu)));
         self.change(&DeviceChange {
             private_key: Some(self.private.clone()),
             listen_port: Some(PORT),
@@ -111,6 +121,11 @@ impl Node {
     /// Adds the other node with its own inner addresses.
     pub(crate) fn peer_with(&self, other: &Self, endpoint: Option<&str>) {
         self.change(&set_peer(other.public, endpoint, &other.inner_prefixes()));
+    }
+
+    /// Starts a handshake although there may be a session.
+    pub(crate) fn shakes_hands_with(&self, key: PublicKey) {
+        self.change(&DeviceChange { handshakes: [key].into(), ..DeviceChange::default() });
     }
 
     pub(crate) fn inner_prefixes(&self) -> [String; 2] {

@@ -1,16 +1,21 @@
 //! An independent judge: wireguard-go, from its Go module.
 
 use std::fs::{self, File};
+use std::net::IpAddr;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use nix::fcntl::{Flock, FlockArg};
 
-use super::{NAME, Namespace, Node, keys, until};
+use super::{MTU, NAME, Namespace, Node, keys, until};
 
 const MODULE: &str = "golang.zx2c4.com/wireguard";
 const VERSION: &str = "v0.0.0-20260522210424-ecfc5a8d5446";
+
+/// Its inner addresses, as prefixes.
+pub(crate) const INNER: [&str; 2] = ["10.8.0.9/32", "fd00:8::9/128"];
 
 /// The program, built once per machine into the user's cache.
 fn wireguard_go() -> PathBuf {
@@ -52,13 +57,13 @@ impl Judge {
             .unwrap();
         let (private, public) = keys();
         let judge = Self { namespace, process, private, public };
+        // Not with wg(8): it removes a control socket that refuses it, also one whose process is about to listen.
         until("wireguard-go answers", || {
-            let show = || Command::new("wg").args(["show", NAME]).output().unwrap().status.success();
-            judge.namespace.run(show)
+            judge.namespace.run(|| UnixStream::connect(format!("/run/wireguard/{NAME}.sock")).is_ok())
         });
         judge.namespace.sh(&format!(
             "ip addr add 10.8.0.9/24 dev {NAME}; ip addr add fd00:8::9/64 dev {NAME} nodad; \
-             ip link set {NAME} mtu 1420 up"
+             ip link set {NAME} mtu {MTU} up"
         ));
         judge
     }
@@ -71,6 +76,22 @@ impl Judge {
         self.namespace.sh(&format!(
             "wg set {NAME} private-key /run/wireguard/key listen-port 51820 peer {} allowed-ips {v4},{v6} {more}",
             node.public
+        ));
+    }
+
+    pub(crate) fn inner(&self) -> [IpAddr; 2] {
+        ["10.8.0.9", "fd00:8::9"].map(|address| address.parse().unwrap())
+    }
+
+    /// Makes it begin a handshake with its next packet: it forbids itself to send in its sessions when it gets another key, and gets its
+    /// own one back. It receives in them as before. In between its packets wait, of which it keeps 128.
+    pub(crate) fn gives_up_its_sessions(&self) {
+        // With both changes in one moment it may begin two handshakes at once, of which the peer refuses the second one: that costs 5 s.
+        self.namespace.sh(&format!(
+            "wg genkey > /run/wireguard/other
+             wg set {NAME} private-key /run/wireguard/other
+             sleep 0.01
+             wg set {NAME} private-key /run/wireguard/key"
         ));
     }
 }
