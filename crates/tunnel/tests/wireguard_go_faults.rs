@@ -235,7 +235,8 @@ fn only_authenticated_messages_move_a_peer_behind_a_nat() {
     assert_eq!(attacker.recv(&mut [0; 2_048]).unwrap_err().kind(), ErrorKind::WouldBlock);
 }
 
-/// From now on datagrams of WireGuard leave with this source.
+/// From now on datagrams of WireGuard leave with this source. What comes to an external port without a mapping is dropped, before it makes
+/// a connection of its own that takes the port from the next mapping.
 fn rebind(namespace: &Namespace, external: &str) {
     namespace.sh(&format!(
         "nft 'table ip rebinding
@@ -243,6 +244,9 @@ fn rebind(namespace: &Namespace, external: &str) {
              table ip rebinding {{
                  chain out {{ type nat hook postrouting priority srcnat;
                      udp sport {PORT} snat to {external}
+                 }}
+                 chain in {{ type filter hook input priority filter;
+                     udp dport 40001-40003 drop
                  }}
              }}'
          conntrack -F 2>/dev/null"

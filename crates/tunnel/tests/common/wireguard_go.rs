@@ -65,6 +65,10 @@ impl Judge {
             "ip addr add 10.8.0.9/24 dev {NAME}; ip addr add fd00:8::9/64 dev {NAME} nodad; \
              ip link set {NAME} mtu {MTU} up"
         ));
+        // The kernel may take up to a second to use an IPv6 address on a new link (`linkwatch_schedule_work` in `net/core/link_watch.c`).
+        until("the host takes packets to its address", || {
+            !judge.namespace.sh("ip -6 route show table local fd00:8::9").is_empty()
+        });
         judge
     }
 
