@@ -161,8 +161,11 @@ impl Outbox {
         self.batches.push_back(batch);
     }
 
-    /// Encrypts what waits; several threads share the work where that is worth it.
+    /// Encrypts what waits if other threads help; otherwise [`Self::pop_front`] and the beginning of the next batch do.
     pub(crate) fn encrypt(&mut self, workers: &mut Workers) {
+        if self.encrypts_at_once {
+            return;
+        }
         let first = self.batches.iter().position(|batch| batch.key.is_some()).unwrap_or(self.batches.len());
         workers.run(self.batches.drain(first..).map(Work::Encrypt));
         self.batches.extend(workers.done().filter_map(Work::into_batch));

@@ -14,7 +14,7 @@ use crate::received::ReceivedBatch;
 /// Threads of a device by default, at most: with these the loop itself is what limits throughput.
 const MAX_DEFAULT_THREADS: usize = 7;
 /// Threads of a device, at most: there is never so much to do at once that more could help.
-pub(crate) const MAX_THREADS: usize = 32;
+const MAX_THREADS: usize = 32;
 /// Bytes that are worth the waking of one more thread: it takes about as long as half of their encryption.
 const MIN_BYTES: usize = 32 << 10;
 /// Bytes of a batch that are worth handing it to another thread.
@@ -239,7 +239,7 @@ impl Shared {
     }
 }
 
-/// What a thread has taken. It counts as no longer missing even if the thread panics: the loop must not wait for ever.
+/// A batch that a thread is working on. If the thread panics, the batch is dropped, and the packet loop goes on without it.
 struct Taken<'a> {
     shared: &'a Shared,
     index: usize,

@@ -152,6 +152,14 @@ pub(crate) fn hold() -> Result<()> {
     }
 }
 
+/// The debug build of this program, which lies beside the directory of its tests, without its symbols.
+#[cfg(test)]
+pub(crate) fn stripped_debug_build(directory: &Path) -> Result<PathBuf> {
+    let tests = std::env::current_exe().context("cannot find out where the tests are")?;
+    let builds = tests.parent().and_then(Path::parent).context("the tests lie in no target directory")?;
+    stripped(&builds.join("fairlead-bench"), directory)
+}
+
 /// A program without its symbols: all files of a VM lie in its memory.
 pub(crate) fn stripped(program: &Path, directory: &Path) -> Result<PathBuf> {
     let copy = directory.join("fairlead-bench");

@@ -144,15 +144,14 @@ fn route(family: IpFamily, end: u8, other: u8, link: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::probe_socket::stripped_debug_build;
 
     /// What is measured does happen, with the debug build of this program beside the one of its tests.
     #[test]
     #[ignore = "boots a VM: cargo build -p fairlead-bench && cargo test -p fairlead-bench -- --ignored both_kinds_of_tunnels"]
     fn packets_go_through_both_kinds_of_tunnels() {
         let directory = tempfile::tempdir().unwrap();
-        let tests = std::env::current_exe().unwrap();
-        let program = tests.parent().and_then(Path::parent).unwrap().join("fairlead-bench");
-        let program = stripped(&program, directory.path()).unwrap();
+        let program = stripped_debug_build(directory.path()).unwrap();
         let measurements = run_with(&program, Extent { rounds: 1, seconds: 1 }).unwrap();
         println!("{}", crate::report::table(&measurements));
         assert_eq!(measurements.len(), 4 * FLOWS.len());

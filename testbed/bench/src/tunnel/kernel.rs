@@ -200,6 +200,7 @@ fn kernel_device(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::probe_socket::stripped_debug_build;
 
     #[test]
     fn each_implementation_takes_the_widest_vectors_that_it_knows() {
@@ -247,9 +248,7 @@ mod tests {
     #[ignore = "boots a VM: cargo build -p fairlead-bench && cargo test -p fairlead-bench -- --ignored the_kernels_wireguard_and_ours"]
     fn packets_go_through_the_kernels_wireguard_and_ours() {
         let directory = tempfile::tempdir().unwrap();
-        let tests = std::env::current_exe().unwrap();
-        let program = tests.parent().and_then(Path::parent).unwrap().join("fairlead-bench");
-        let program = stripped(&program, directory.path()).unwrap();
+        let program = stripped_debug_build(directory.path()).unwrap();
         let measurements = run_with(&program, Extent { rounds: 1, seconds: 1 }).unwrap();
         println!("{}", crate::report::table(&measurements));
         assert_eq!(measurements.len(), 2 * 3 * STREAMS.len() + 1);
