@@ -175,11 +175,9 @@ impl<K: Kernel> Mesh<K> {
             self.external.complete(&mut change, &desired.external, &before, times);
             key_changes::complete(&mut change, &desired.prepared, &before);
             self.paths.remember(before);
-            if !change.is_empty() {
-                device.change(&change)?;
-            }
+            slot.change(&change, &desired.accepted)?;
             self.keys.applied();
-            slot.accept(&desired.accepted)
+            Ok(())
         })?;
         self.listen_port.set(Some(port));
         let interface = self.device.interface();

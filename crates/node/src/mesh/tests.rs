@@ -1,6 +1,6 @@
 //! A kernel and a WireGuard device in memory, which record all calls. Everything else of the mesh is real.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -21,6 +21,7 @@ use fairlead_dataplane::wireguard::{
 };
 use fairlead_netlink::{Error, Result};
 use fairlead_path::Identity;
+use ipnet::IpNet;
 
 use super::desired::tests::key;
 use super::kernel::Kernel;
@@ -60,6 +61,10 @@ pub(super) struct Record {
     pub(super) state: Option<DeviceState>,
     /// nftables, rules and routes as they are.
     pub(super) mesh: Option<MeshState>,
+    /// What peers may send from besides their allowed addresses.
+    pub(super) accepted: BTreeMap<PublicKey, Vec<IpNet>>,
+    /// What each peer could send from, after each step.
+    pub(super) senders: Vec<BTreeMap<PublicKey, BTreeSet<IpNet>>>,
     /// The IP tunnels that are wanted, and all that were after another.
     pub(super) encapsulation: Encapsulation,
     pub(super) encapsulations: Vec<Encapsulation>,
@@ -115,6 +120,16 @@ impl Record {
     /// As `ip link delete` does.
     pub(super) fn remove_device(&mut self) {
         (self.state, self.backend) = (None, None);
+    }
+
+    fn note_senders(&mut self) {
+        let mut senders: BTreeMap<PublicKey, BTreeSet<IpNet>> = BTreeMap::new();
+        let allowed = self.state.iter().flat_map(|state| &state.peers);
+        let allowed = allowed.map(|(key, peer)| (key, &peer.config.allowed_ips));
+        for (key, prefixes) in allowed.chain(&self.accepted) {
+            senders.entry(*key).or_default().extend(prefixes);
+        }
+        self.senders.push(senders);
     }
 
     fn delete_device(&mut self) {
@@ -319,6 +334,17 @@ impl WireGuardDevice for FakeDevice {
             state.peers.insert(*key, peer);
         }
         record.changes.push(change.clone());
+        record.note_senders();
+        Ok(())
+    }
+
+    fn accept(
+        &self,
+        prefixes: &BTreeMap<PublicKey, Vec<IpNet>>,
+    ) -> std::result::Result<(), wireguard::Error> {
+        let mut record = self.record.lock().unwrap();
+        record.accepted.clone_from(prefixes);
+        record.note_senders();
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The WireGuard device of the mesh, which is opened when it is needed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -67,8 +67,29 @@ pub(super) struct OpenDevice {
     pub(super) port_access: Option<PortAccess>,
     /// Why it does not.
     pub(super) problems: Vec<MeshProblem>,
-    /// What peers may send from besides what they are sent for.
-    accepted: BTreeMap<PublicKey, Vec<IpNet>>,
+    accepted: Accepted,
+}
+
+/// What peers may send from besides what they are sent for.
+type Accepted = BTreeMap<PublicKey, Vec<IpNet>>;
+
+impl OpenDevice {
+    fn accept(&mut self, prefixes: &Accepted) -> Result<(), wireguard::Error> {
+        if self.accepted != *prefixes {
+            self.device.accept(prefixes)?;
+            self.accepted.clone_from(prefixes);
+        }
+        Ok(())
+    }
+}
+
+/// What is in one of the two or in both.
+fn either(one: &Accepted, other: &Accepted) -> Accepted {
+    let mut prefixes: BTreeMap<PublicKey, BTreeSet<IpNet>> = BTreeMap::new();
+    for (key, more) in one.iter().chain(other) {
+        prefixes.entry(*key).or_default().extend(more);
+    }
+    prefixes.into_iter().map(|(key, prefixes)| (key, prefixes.into_iter().collect())).collect()
 }
 
 impl DeviceSlot {
@@ -87,17 +108,22 @@ impl DeviceSlot {
         device.hand_over(self.handover)
     }
 
-    /// Lets peers send from these prefixes too.
-    pub(super) fn accept(
+    /// Changes the device, and lets peers send from the prefixes of `accepted` besides those that the change gives them.
+    ///
+    /// Where a prefix moves from one gateway to another, the change takes it from the former, which may still send from it. So what is
+    /// accepted before and after the change is accepted during it.
+    pub(super) fn change(
         &mut self,
-        prefixes: &BTreeMap<PublicKey, Vec<IpNet>>,
+        change: &DeviceChange,
+        accepted: &Accepted,
     ) -> Result<(), wireguard::Error> {
-        let Some(open) = self.device.as_mut().filter(|open| open.accepted != *prefixes) else {
-            return Ok(());
-        };
-        open.device.accept(prefixes)?;
-        open.accepted.clone_from(prefixes);
-        Ok(())
+        let Some(open) = &mut self.device else { return Ok(()) };
+        if change.is_empty() {
+            return open.accept(accepted);
+        }
+        open.accept(&either(&open.accepted, accepted))?;
+        open.device.change(change)?;
+        open.accept(accepted)
     }
 
     pub(super) fn has_path_socket(&self) -> bool {

@@ -20,6 +20,7 @@ use crate::mesh::metrics::time_to_direct;
 use crate::mesh::relay::RelayView;
 use crate::mesh::tests::{FakeKernel, FakePathSocket, Shared, paths};
 
+mod accepted;
 mod backend;
 mod first_endpoint;
 mod listen_port;
