@@ -13,9 +13,7 @@ use anyhow::{Result, ensure};
 use fairlead_demo::judge::counters;
 use fairlead_demo::topology::Topology;
 use fairlead_demo::{World, probe, topology};
-use outage::{
-    TIMEOUT, gaps_are_within, loses_nothing, loses_nothing_in_the_long_run, node, pod, resumes, tcp, udp,
-};
+use outage::{TIMEOUT, gaps_are_within, loses_nothing, node, pod, resumes, tcp, udp};
 use site::{Beside, reached};
 use testbed_lab::traffic::Flow;
 use testbed_lab::{NatSite, Progress, Router, eventually};
@@ -304,7 +302,7 @@ fn a_gateway_that_does_not_forward_or_is_dead_is_left_and_used_again() {
     std::thread::sleep(Duration::from_secs(5));
     is_left(world, HOME, false).unwrap();
     is_left(world, FARM, false).unwrap();
-    loses_nothing_in_the_long_run("both gateways are used again", &flows, returned);
+    loses_nothing("both gateways are used again", &flows, returned);
 }
 
 /// Words of the problem `ForwardingDropped`.

@@ -10,13 +10,10 @@ use fairlead_demo::topology::{self, Topology};
 use fairlead_demo::{World, probe};
 use serde_json::Value;
 use testbed_lab::Progress;
-use testbed_lab::traffic::{Figures, Flow};
+use testbed_lab::traffic::Flow;
 
 /// Only bounds a test that would hang.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
-
-/// A pause of a sender that shows a busy machine: three of its messages.
-const BUSY: Duration = Duration::from_millis(150);
 
 /// How long it takes until messages of now are old enough to be counted.
 const SETTLE: Duration = Duration::from_millis(1100);
@@ -94,22 +91,12 @@ pub(crate) fn took(what: &str, from: Instant, within: Duration) {
 
 /// Asserts that not one message was lost since `mark`; those of the last second do not count yet.
 pub(crate) fn loses_nothing(what: &str, flows: &[Flow], mark: Instant) {
-    loses(what, flows, mark, |_| 0);
-}
-
-/// The same over a minute or more, in which a busy machine may drop one message in a queue of its own: if it was so busy that a sender
-/// paused for several messages.
-pub(crate) fn loses_nothing_in_the_long_run(what: &str, flows: &[Flow], mark: Instant) {
-    loses(what, flows, mark, |found| usize::from(found.longest_pause > BUSY));
-}
-
-fn loses(what: &str, flows: &[Flow], mark: Instant, allowed: impl Fn(&Figures) -> usize) {
     report(what, flows, mark);
     for flow in flows {
         let found = flow.figures_since(mark);
         assert!(found.sent > 0, "{what}: {} sent nothing", flow.name());
         assert!(
-            found.lost <= allowed(&found),
+            found.lost == 0,
             "{what}: {} was disturbed: {found:?} {:?}, lost {:?} after the beginning",
             flow.name(),
             flow.ended(),
