@@ -7,23 +7,7 @@ use fairlead_dataplane::mesh::{Applier, Bypass, MeshState, NarrowRoute, device, 
 use fairlead_dataplane::nft_table::Applied;
 use fairlead_netlink::route::IpFamily;
 use ipnet::IpNet;
-use mesh_common::{apply, in_namespace, run, targets};
-
-fn mesh(mtu: u32, v4: &[&str], v6: &[&str]) -> MeshState {
-    let nets = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpNet>>();
-    MeshState {
-        interface: "mesh0".into(),
-        mtu,
-        addresses: Vec::new(),
-        targets_v4: nets(v4),
-        targets_v6: nets(v6),
-        bypass: Bypass::default(),
-        plain: Vec::new(),
-        narrow: Vec::new(),
-        masqueraded: Vec::new(),
-        without_default: Vec::new(),
-    }
-}
+use mesh_common::{apply, in_namespace, mesh, run, targets};
 
 /// Lines without indentation and without empty ones; `nft` breaks lists of elements as it likes.
 fn lines(text: &str) -> Vec<String> {

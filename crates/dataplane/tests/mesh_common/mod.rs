@@ -1,7 +1,7 @@
 //! What the tests of the mesh share.
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
 
-use fairlead_dataplane::mesh::{Applier, MeshState};
+use fairlead_dataplane::mesh::{Applier, Bypass, MeshState};
 use fairlead_dataplane::nft_table::Applied;
 use ipnet::IpNet;
 pub(crate) use testbed_netns::{Namespace, in_namespace, sh as run};
@@ -20,4 +20,21 @@ pub(crate) fn targets(count: u32) -> (Vec<IpNet>, Vec<IpNet>) {
         IpNet::new(std::net::Ipv6Addr::from_bits(bits).into(), 64).unwrap()
     });
     (v4.collect(), v6.collect())
+}
+
+/// A mesh with these targets, and nothing else.
+pub(crate) fn mesh(mtu: u32, v4: &[&str], v6: &[&str]) -> MeshState {
+    let nets = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpNet>>();
+    MeshState {
+        interface: "mesh0".into(),
+        mtu,
+        addresses: Vec::new(),
+        targets_v4: nets(v4),
+        targets_v6: nets(v6),
+        bypass: Bypass::default(),
+        plain: Vec::new(),
+        narrow: Vec::new(),
+        masqueraded: Vec::new(),
+        without_default: Vec::new(),
+    }
 }

@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use fairlead_address::AddressFilter;
-use fairlead_api::resources::Granularity;
+use fairlead_api::resources::{CandidateType, EndpointDiscoveryMethod, Granularity, IceCandidate};
 use fairlead_api::wireguard::{PeerConfig, PeerState};
 use fairlead_dataplane::wireguard::PortAccess;
 use fairlead_path::{Reason, Status};
