@@ -1,7 +1,6 @@
 //! Why gateways are not available: what Kubernetes says of their pods, and what they say of themselves. A Deployment says that it does not
 //! progress only after ten minutes, and not why.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +10,6 @@ use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::objects::health_port;
 use fairlead_wire::http::Response;
 use futures::future::join_all;
-use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
@@ -20,12 +18,11 @@ use kube::{Client, ResourceExt as _};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
+use super::findings::{Cause, Causes, Findings};
 use super::pods::{address, ask, gateway_pods};
 
 /// How often gateways that are not available are looked at.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Egresses that are looked at at the same time.
-const EGRESSES: usize = 4;
 /// For one of them, after which it is as it was at the last look.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Pods of each that are.
@@ -37,18 +34,6 @@ const MAX_MESSAGE: usize = 400;
 /// Reasons for which containers wait that do not fail.
 const NO_FAILURES: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
-/// Why a gateway is not available.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Cause {
-    /// One CamelCase word.
-    pub(super) reason: &'static str,
-    /// A sentence, with the pod.
-    pub(super) message: String,
-}
-
-/// By the UIDs of Egresses.
-pub(super) type Causes = Arc<BTreeMap<String, Cause>>;
-
 /// Starts the task, and returns what it finds, and a signal of changes.
 pub(super) fn start(
     subsystem: &mut Subsystem,
@@ -56,56 +41,27 @@ pub(super) fn start(
     egresses: Store<Egress>,
     deployments: Store<Deployment>,
 ) -> (watch::Receiver<Causes>, watch::Receiver<u64>) {
-    let (found, causes) = watch::channel(Causes::default());
-    // Nothing waits for the first look.
-    let (changed, signal) = watch::channel(1);
-    subsystem.spawn("causes", run(client, egresses, deployments, found, changed));
-    (causes, signal)
+    let (findings, receivers) = Findings::new();
+    subsystem.spawn("causes", run(client, egresses, deployments, findings));
+    receivers
 }
 
 async fn run(
     client: Client,
     egresses: Store<Egress>,
     deployments: Store<Deployment>,
-    found: watch::Sender<Causes>,
-    changed: watch::Sender<u64>,
+    findings: Findings,
 ) -> Infallible {
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let lacking = egresses.state().into_iter().filter(|egress| is_lacking(egress, &deployments));
-        let before = Arc::clone(&found.borrow());
-        let causes: BTreeMap<String, Cause> = stream::iter(lacking)
-            .map(|egress| {
-                let (client, before) = (&client, &before);
-                async move {
-                    let uid = egress.uid()?;
-                    // What could not be looked at is as it was: it has not been mended for that.
-                    let cause = match timeout(TIMEOUT, cause(client, &egress)).await {
-                        Ok(Ok(cause)) => cause,
-                        Ok(Err(_)) | Err(_) => before.get(&uid).cloned(),
-                    };
-                    Some((uid, cause?))
-                }
-            })
-            .buffer_unordered(EGRESSES)
-            .filter_map(std::future::ready)
-            .collect()
-            .await;
-        publish(&found, &changed, causes);
-    }
-}
-
-/// Replaces what was found, and says so if it differs.
-pub(super) fn publish(
-    found: &watch::Sender<Causes>,
-    changed: &watch::Sender<u64>,
-    causes: BTreeMap<String, Cause>,
-) {
-    if **found.borrow() != causes {
-        found.send_replace(Arc::new(causes));
-        changed.send_modify(|generation| *generation = generation.wrapping_add(1));
+        let look = |egress: Arc<Egress>| {
+            let client = &client;
+            async move { timeout(TIMEOUT, cause(client, &egress)).await.map_err(drop)?.map_err(drop) }
+        };
+        findings.renew(lacking, look).await;
     }
 }
 

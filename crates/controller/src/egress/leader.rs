@@ -28,7 +28,8 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::causes::{self, Cause, Causes};
+use super::causes;
+use super::findings::{Cause, Causes};
 use super::ranges::{self, Ranges};
 use super::reconcile::{Outcome, Reconciler};
 use super::source_addresses::{Decision, SourceAddresses};

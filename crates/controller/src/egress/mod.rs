@@ -10,6 +10,7 @@
 
 mod causes;
 mod costs;
+mod findings;
 mod leader;
 mod pods;
 mod ranges;

@@ -26,7 +26,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use super::causes::{Cause, Causes};
+use super::findings::{Cause, Causes};
 use super::leader::Stores;
 use super::ranges::Ranges;
 use super::source_addresses::Decision;

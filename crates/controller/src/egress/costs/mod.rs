@@ -5,7 +5,6 @@
 mod ask;
 mod order;
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +24,7 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use self::order::{Gateway, Load, changes, cost};
-use super::causes::{Cause, Causes, publish};
+use super::findings::{Cause, Causes, Findings};
 use super::pods::{address, gateway_pods};
 
 /// How often gateways are asked.
@@ -34,8 +33,6 @@ const INTERVAL: Duration = Duration::from_secs(30);
 const CONCURRENCY: usize = 16;
 /// Gateways that are asked beyond twice the replicas: those that are being replaced.
 const MORE: usize = 8;
-/// Egresses that are looked at at the same time: one with silent gateways does not hold up the others.
-const EGRESSES: usize = 4;
 /// The annotation of pods that the controller of ReplicaSets reads (k8s.io/kubernetes/pkg/apis/core, `PodDeletionCost`).
 const ANNOTATION: &str = "controller.kubernetes.io/pod-deletion-cost";
 
@@ -45,39 +42,24 @@ pub(super) fn start(
     client: Client,
     egresses: Store<Egress>,
 ) -> (watch::Receiver<Causes>, watch::Receiver<u64>) {
-    let (found, warnings) = watch::channel(Causes::default());
-    let (changed, signal) = watch::channel(1);
-    subsystem.spawn("deletion costs", run(client, egresses, found, changed));
-    (warnings, signal)
+    let (findings, receivers) = Findings::new();
+    subsystem.spawn("deletion costs", run(client, egresses, findings));
+    receivers
 }
 
 /// `egresses` may be empty at first.
-async fn run(
-    client: Client,
-    egresses: Store<Egress>,
-    found: watch::Sender<Causes>,
-    changed: watch::Sender<u64>,
-) -> Infallible {
+async fn run(client: Client, egresses: Store<Egress>, findings: Findings) -> Infallible {
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let is_there = |egress: &Arc<Egress>| egress.metadata.deletion_timestamp.is_none();
-        let before = Arc::clone(&found.borrow());
-        let warnings: BTreeMap<String, Cause> = stream::iter(egresses.state().into_iter().filter(is_there))
-            .map(|egress| {
-                let (client, before) = (&client, &before);
-                async move {
-                    let uid = egress.uid()?;
-                    let warning = look(client, &egress).await;
-                    Some((uid.clone(), warning.unwrap_or_else(|_| before.get(&uid).cloned())?))
-                }
-            })
-            .buffer_unordered(EGRESSES)
-            .filter_map(std::future::ready)
-            .collect()
-            .await;
-        publish(&found, &changed, warnings);
+        let egresses = egresses.state().into_iter().filter(is_there);
+        let look = |egress: Arc<Egress>| {
+            let client = &client;
+            async move { look(client, &egress).await }
+        };
+        findings.renew(egresses, look).await;
     }
 }
 
