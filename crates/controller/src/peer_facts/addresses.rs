@@ -38,6 +38,8 @@ pub(super) struct Addresses {
     cluster: Option<Cluster>,
     /// By name, with the UID of the object: the watch shows what was written only later.
     known: BTreeMap<String, (String, Vec<IpAddr>)>,
+    /// What is kept, also where it could not be written yet or the watch does not show it yet.
+    kept: Vec<Kept>,
     has_mesh: bool,
 }
 
@@ -51,7 +53,7 @@ struct Cluster {
 
 impl Addresses {
     pub(super) fn new(client: Client) -> Self {
-        Self { client, cluster: None, known: BTreeMap::new(), has_mesh: false }
+        Self { client, cluster: None, known: BTreeMap::new(), kept: Vec::new(), has_mesh: false }
     }
 
     /// What a peer is to have. Without a mesh it keeps what it has.
@@ -84,8 +86,10 @@ impl Addresses {
         };
         let applicants: Vec<Applicant> = peers.iter().map(|peer| self.applicant(peer)).collect();
         let now = Timestamp::now();
+        let kept = also_kept(std::mem::take(&mut self.kept), kept(mesh));
         let assigned =
-            assign(&applicants, space, &kept(mesh), &self.departed(&applicants), &addresses_of(nodes), now);
+            assign(&applicants, space, &kept, &self.departed(&applicants), &addresses_of(nodes), now);
+        self.kept.clone_from(&assigned.kept);
         self.known = applicants
             .into_iter()
             .filter_map(|it| {
@@ -217,6 +221,13 @@ fn kept(mesh: &WireKubeMesh) -> Vec<Kept> {
     .collect()
 }
 
+/// What this program keeps, and what the status has besides: of an earlier one.
+fn also_kept(mut kept: Vec<Kept>, written: Vec<Kept>) -> Vec<Kept> {
+    let known: BTreeSet<String> = kept.iter().map(|it| it.node.clone()).collect();
+    kept.extend(written.into_iter().filter(|it| !known.contains(&it.node)));
+    kept
+}
+
 fn published(kept: &Kept) -> KeptMeshIp {
     // Times in objects have whole seconds.
     let until = Timestamp::from_second(kept.until.as_second()).unwrap_or(kept.until);
@@ -263,6 +274,18 @@ mod tests {
         let found = finding(&assigned(0), Some(&"forbidden".to_owned()), &[], now);
         assert_eq!(found.reason, "ClusterIDUnknown");
         assert_eq!(finding(&assigned(0), None, &[], now).status, "True");
+    }
+
+    #[test]
+    fn what_could_not_be_written_yet_is_kept_beside_what_an_earlier_program_wrote() {
+        let kept = |node: &str, last: u8, seconds| Kept {
+            node: node.to_owned(),
+            ip: [100, 64, 0, last].into(),
+            until: Timestamp::from_second(seconds).unwrap(),
+        };
+        let (own, written) = (vec![kept("a", 1, 200)], vec![kept("a", 2, 100), kept("b", 3, 100)]);
+        assert_eq!(also_kept(own.clone(), written), [kept("a", 1, 200), kept("b", 3, 100)]);
+        assert_eq!(also_kept(own.clone(), Vec::new()), own);
     }
 
     #[test]
