@@ -157,6 +157,8 @@ pub(super) fn narrow(change: &DeviceChange, present: &DeviceState, now: SystemTi
         });
         set.extend(called.collect::<Vec<_>>());
     }
+    // A peer that loses prefixes comes after those that gain them, so that the kernel moves what goes from one to the other.
+    set.sort_by_key(|update| update.only_existing && update.replace_allowed_ips);
     DeviceUpdate {
         private_key: change.private_key.clone(),
         listen_port: change.listen_port,
@@ -365,6 +367,25 @@ mod tests {
             for (key, wanted) in set_peers {
                 assert_eq!(state.peers[&key].config.allowed_ips, wanted.allowed_ips);
             }
+        }
+    }
+
+    #[test]
+    fn a_peer_that_loses_prefixes_comes_after_those_that_gain_them() {
+        let [one, other] = [PublicKey([1; 32]), PublicKey([2; 32])];
+        for (from, to) in [(one, other), (other, one)] {
+            let of = |from_has: &[u8], to_has: &[u8]| {
+                BTreeMap::from(
+                    [(from, from_has), (to, to_has)].map(|(key, nets)| (key, config(None, None, nets))),
+                )
+            };
+            let peers = of(&[1, 2, 3], &[4]).into_iter().map(|(key, config)| (key, peer(config))).collect();
+            let state = DeviceState { private_key: None, listen_port: 0, fwmark: 0, peers };
+            let change = DeviceChange { set_peers: of(&[1], &[2, 4]), ..DeviceChange::default() };
+            let update = narrow(&change, &state, SystemTime::UNIX_EPOCH);
+            let order: Vec<_> =
+                update.set.iter().map(|set| (set.public_key, set.replace_allowed_ips)).collect();
+            assert_eq!(order, [(to, false), (from, true)]);
         }
     }
 

@@ -1,5 +1,6 @@
 //! `WG_CMD_SET_DEVICE`: an update as one message, or several when it is large.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use fairlead_api::wireguard::PublicKey;
@@ -22,14 +23,22 @@ struct Piece {
     removal: bool,
 }
 
-/// The messages of an update, removals first; none for an empty one.
+/// The messages of an update; none for an empty one.
+///
+/// A removal takes the kernel some milliseconds (`wg_peer_remove` waits for all that use the peer), in which no peer has its prefixes.
+/// So peers that get them come first, and the kernel moves them by itself. Only what is made anew is removed before.
 pub(super) fn device(family: u16, interface: &str, update: &DeviceUpdate) -> Result<Vec<Message>> {
+    let set: BTreeSet<PublicKey> = update.set.iter().map(|change| change.public_key).collect();
+    let (anew, gone): (Vec<_>, Vec<_>) = update.remove.iter().copied().partition(|key| set.contains(key));
     let mut pieces = Vec::new();
-    for key in &update.remove {
-        pieces.push(removal(*key)?);
+    for key in anew {
+        pieces.push(removal(key)?);
     }
     for change in &update.set {
         pieces.extend(change_pieces(change)?);
+    }
+    for key in gone {
+        pieces.push(removal(key)?);
     }
     let mut settings = DeviceUpdate { remove: Vec::new(), set: Vec::new(), ..update.clone() };
     let mut messages = Vec::new();

@@ -65,7 +65,7 @@ fn a_request_is_as_the_header_says() {
         message.what,
         format!(
             "configure WireGuard device wg0: private key, listen port 51820, mark 0x20, 2 peers (first {})",
-            PublicKey([1; 32])
+            PublicKey([2; 32])
         )
     );
     let mut expected = vec![1, 1, 0, 0]; // WG_CMD_SET_DEVICE, version 1
@@ -89,8 +89,30 @@ fn a_request_is_as_the_header_says() {
         nested(9, &nested(0, &prefix)),
     ]
     .concat();
-    expected.extend(nested(8, &[nested(0, &removed), nested(0, &added)].concat()));
+    expected.extend(nested(8, &[nested(0, &added), nested(0, &removed)].concat()));
     assert_eq!(message.payload, expected);
+}
+
+/// Until a peer is gone, its prefixes are no other one's: one that takes them over comes first.
+#[test]
+fn only_a_peer_that_is_made_anew_is_removed_before_others_are_set() {
+    let keys = [1, 2, 3].map(|number| PublicKey([number; 32]));
+    let [gone, anew, _] = keys;
+    let set = keys[1..].iter().map(|key| PeerUpdate {
+        public_key: *key,
+        only_existing: false,
+        preshared_key: None,
+        endpoint: None,
+        persistent_keepalive: None,
+        replace_allowed_ips: true,
+        allowed_ips: Vec::new(),
+    });
+    let update = DeviceUpdate { remove: vec![gone, anew], set: set.collect(), ..DeviceUpdate::default() };
+    let [message] = &encode::device(FAMILY, "wg0", &update).unwrap()[..] else { panic!() };
+    let is_key =
+        |bytes: &&[u8]| bytes[1..].iter().all(|byte| *byte == bytes[0]) && (1..=3).contains(&bytes[0]);
+    let order: Vec<u8> = message.payload.windows(32).filter(is_key).map(|bytes| bytes[0]).collect();
+    assert_eq!(order, [2, 2, 3, 1]);
 }
 
 #[test]
