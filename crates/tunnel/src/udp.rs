@@ -82,7 +82,10 @@ impl Sockets {
         let v4 = sockets.next().ok_or_else(missing)?;
         let sends_batches = knows_batches(&v4);
         let sockets = Self { v4, v6: sockets.next(), port, sends_batches };
-        sockets.set_mark(mark)?;
+        // The other process still sends by them, and has set its mark.
+        if mark != 0 {
+            sockets.set_mark(mark)?;
+        }
         Ok(sockets)
     }
 
