@@ -41,6 +41,11 @@ pub struct Replies {
 }
 
 impl Replies {
+    /// Whether any connections are answered by the uplink.
+    pub fn is_any(&self) -> bool {
+        !self.families().is_empty()
+    }
+
     fn of(&self, family: IpFamily) -> Option<&IntervalSet> {
         let found = self.peers.iter().find(|peers| peers.family() == family);
         found.filter(|peers| !peers.is_empty() && (family == IpFamily::V4 || has_ipv6()))
@@ -73,11 +78,11 @@ fn run(netns: &Netns, replies: &Replies, apply: bool) -> Result<Vec<String>, Err
     let mut socket = RouteSocket::open_in(netns).map_err(failed)?;
     let mut present = socket.rules().map_err(failed)?;
     present.retain(is_own_rule);
-    if replies.families().is_empty() && present.is_empty() {
+    if !replies.is_any() && present.is_empty() {
         return Ok(Vec::new());
     }
     let mut settings = Vec::new();
-    if !replies.families().is_empty() {
+    if replies.is_any() {
         let changed = netns.run(|| answer_by_mark(&replies.uplink, apply)).map_err(failed)?;
         settings = changed.map_err(|source| Error::Sysctl { netns: netns.path().to_owned(), source })?;
     }
@@ -95,7 +100,7 @@ fn reconcile(
     apply: bool,
 ) -> Netlink<Vec<String>> {
     let uplink = socket.link_by_name(&replies.uplink)?;
-    let index = uplink.as_ref().map(|link| link.index).filter(|_| !replies.families().is_empty());
+    let index = uplink.as_ref().map(|link| link.index).filter(|_| replies.is_any());
     let mut done = Vec::new();
     if index.is_none() {
         done.extend(set_table(None, apply)?);

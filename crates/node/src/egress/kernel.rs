@@ -76,9 +76,17 @@ fn apply_inside(place: Place<'_>, desired: &Desired, programs: &ProgramStock) ->
     };
     let open = open_links(desired, &links);
     let routing = kept(place, desired)?;
+    let replies = replies(place, &routing);
+    // A route into a tunnel must not take the replies of connections that are open by then.
+    let by_uplink = replies.is_any();
+    if by_uplink {
+        done.extend(egress_client::sync_replies(place.netns, &replies)?);
+    }
     let steps = egress_client::sync(place.netns, &routing, &open)?;
     done.extend(steps.iter().map(describe));
-    done.extend(egress_client::sync_replies(place.netns, &replies(place, &routing))?);
+    if !by_uplink {
+        done.extend(egress_client::sync_replies(place.netns, &replies)?);
+    }
     if let Some(error) = failure {
         return Err(error);
     }
@@ -133,9 +141,9 @@ pub(crate) fn differences(place: Place<'_>, desired: &Desired) -> Result<Vec<Str
 /// The kernel refuses.
 pub(crate) fn remove(place: Place<'_>) -> Result<Vec<String>> {
     let nothing = DualStack::default();
-    let mut done = egress_client::sync_replies(place.netns, &replies(place, &nothing))?;
     let steps = egress_client::sync(place.netns, &nothing, &BTreeMap::new())?;
-    done.extend(steps.iter().map(describe));
+    let mut done: Vec<String> = steps.iter().map(describe).collect();
+    done.extend(egress_client::sync_replies(place.netns, &replies(place, &nothing))?);
     let removed = place.netns.run(|| -> Result<Vec<String>> {
         let mut socket = RouteSocket::open()?;
         let Some(uplink) = socket.link_by_name(place.ifname)? else { return Ok(Vec::new()) };
