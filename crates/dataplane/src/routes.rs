@@ -27,6 +27,8 @@ pub const LOOPBACK_INDEX: u32 = 1;
 
 /// Metric of a route that any other to its destination precedes (`ip-vrf(8)` uses it in the same way).
 const LAST_METRIC: u32 = 4_278_198_272;
+/// Metric of the way to a gateway, while a route by it is set; those of IPv6 have 1024 unless they say another one.
+const WAY_METRIC: u32 = 1;
 
 /// Metric of routes to source addresses of egress gateways ([`crate::source_addresses`]), by which they are told from those of pods and
 /// blocks in the same tables. A pod's own route precedes them.
@@ -127,12 +129,15 @@ pub(crate) fn send(socket: &mut RouteSocket, difference: &Difference<Route>) -> 
 
 /// IPv6 takes a gateway that another link leads to only while the same table leads to it through the link of the route
 /// (`ip6_route_check_nh`); unlike in IPv4, `onlink` does not help (`ip6_route_check_nh_onlink`). It does not look again later, so that way
-/// is there for this moment alone: packets of an IP tunnel would take it into the tunnel once more. In other tables it could be another
-/// program's.
+/// is there for this moment alone: packets of an IP tunnel would take it into the tunnel once more. Its metric is better than that of a route
+/// to the node itself, which stays. In other tables it could be another program's.
 fn with_way_to_gateway(route: &Route, message: Message) -> Vec<Message> {
     match (route.gateway, route.link) {
         (Some(gateway @ IpAddr::V6(_)), Some(link)) if !route.onlink && route.table == TABLE_MESH => {
-            let way = Route::onto(route.table, route.protocol, gateway.into(), link);
+            let way = Route {
+                metric: WAY_METRIC,
+                ..Route::onto(route.table, route.protocol, gateway.into(), link)
+            };
             vec![replace_route(&way), message, delete_route(&way)]
         }
         _ => vec![message],
