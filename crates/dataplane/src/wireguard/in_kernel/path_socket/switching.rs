@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fairlead_api::names::{MARK_FROM_WIREGUARD, NFT_TABLE_PATH_SOCKET};
+use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_netlink::nftables;
 use fairlead_tunnel::{RawPort, Word};
 use fairlead_wire::{probe, stun};
@@ -11,7 +11,6 @@ use super::super::path_table::{Joined, Ports, STUN_RESPONSE, STUN_RESPONSE_MASK}
 use super::super::retests;
 use super::super::self_test::{Outcome, Way, test, works};
 use super::{PathPort, State, readable_event};
-use crate::nft_table;
 
 /// Time between attempts with raw sockets where neither way works in all families: each interrupts the other way.
 pub(super) const FALL_BACK_INTERVAL: Duration = Duration::from_secs(600);
@@ -35,9 +34,9 @@ impl PathPort {
             Ok(raw) => raw,
             Err(error) => return tracing::warn!(%error, "cannot open raw sockets for path probes"),
         };
-        // Its rules come before raw sockets. Where it cannot be removed, the test says whether it is there.
-        if let Err(error) = nft_table::remove_on(&mut state.netlink, NFT_TABLE_PATH_SOCKET) {
-            tracing::debug!(%error, "cannot remove the table of the path socket");
+        // Its rules come before raw sockets; those of peers at other ports stay. Where it cannot be changed, the test says whether it is there.
+        if let Err(error) = state.apply_as(ports, Joined::None) {
+            tracing::debug!(%error, "cannot take the table of the path socket back");
         }
         let mut others = Vec::new();
         let outcomes = test(Way::Raw(&raw), ports.wireguard, &mut others);
