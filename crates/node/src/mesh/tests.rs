@@ -55,6 +55,8 @@ pub(super) struct Record {
     pub(super) refuse_apply: bool,
     pub(super) numbers_taken: Option<String>,
     pub(super) refuse_open: bool,
+    /// A device that is opened is a new one.
+    pub(super) opens_anew: bool,
     /// UDP ports that other programs have.
     pub(super) ports_taken: Vec<u16>,
     /// The device; `None` when there is none.
@@ -275,6 +277,9 @@ impl Kernel for FakeKernel {
         record.backend = Some(backend);
         record.opened.push(settings.interface.clone());
         record.device = Some(settings.interface.clone());
+        if record.opens_anew {
+            record.state = None;
+        }
         record.state.get_or_insert_with(|| DeviceState {
             private_key: None,
             listen_port: 0,

@@ -172,9 +172,11 @@ impl DeviceSlot {
         interface: &str,
         mtu: u32,
     ) -> Result<&dyn WireGuardDevice, wireguard::Error> {
-        let open = match self.device.take().filter(|open| open.mtu == mtu) {
-            Some(open) => open,
-            None => self.open_anew(kernel, port, self.settings(interface, mtu))?,
+        let settings = self.settings(interface, mtu);
+        let open = match self.device.take() {
+            Some(open) if open.mtu == mtu => open,
+            Some(former) => self.reopen(kernel, port, former, settings)?,
+            None => self.open_anew(kernel, port, settings)?,
         };
         Ok(&*self.device.insert(open).device)
     }
@@ -221,6 +223,26 @@ impl DeviceSlot {
         );
         self.device = Some(open);
         Ok(Some(state))
+    }
+
+    /// The device with other settings. The embedded one begins anew: with the peers, endpoints and prefixes of the former, so that only its
+    /// sessions are lost.
+    fn reopen(
+        &self,
+        kernel: &mut impl Kernel,
+        port: &Arc<PathPort>,
+        former: OpenDevice,
+        settings: wireguard::Settings,
+    ) -> Result<OpenDevice, wireguard::Error> {
+        let (state, accepted) = (former.device.state(), former.accepted.clone());
+        drop(former);
+        let mut open = self.open_anew(kernel, port, settings)?;
+        let is_new = open.device.state()?.peers.is_empty();
+        if let Some(state) = state.ok().filter(|_| is_new) {
+            open.accept(&accepted)?;
+            open.device.change(&copy_of(&state))?;
+        }
+        Ok(open)
     }
 
     fn is_due(&self, gateways: Gateways, now: Instant) -> bool {

@@ -22,7 +22,9 @@ use crate::mesh::tests::{FakeKernel, FakePathSocket, Shared, paths};
 
 mod accepted;
 mod backend;
+mod encapsulation;
 mod first_endpoint;
+mod key_changes;
 mod listen_port;
 mod send_errors;
 
@@ -94,6 +96,37 @@ fn a_new_mtu_opens_the_device_again() {
     let report = mesh.reconcile(&Arc::new(narrower), now).unwrap();
     assert_eq!(kernel.lock().unwrap().opened, ["wire_kube", "wire_kube"]);
     assert_eq!((report.mtu, report.problems), (1300, vec![]));
+}
+
+/// As the embedded one is. A plan takes time, in which packets would be lost, and the endpoints in use may be no candidates.
+#[test]
+fn a_device_that_begins_anew_with_another_mtu_has_its_peers_and_endpoints_before_anything_is_planned() {
+    let kernel = Shared::default();
+    let mut slot = DeviceSlot::new(Preference::Auto, PathBuf::from("/nonexistent"));
+    let paths = paths();
+    let open = |slot: &mut DeviceSlot, mtu| {
+        slot.open(&mut FakeKernel(Arc::clone(&kernel)), paths.port(), "wire_kube", mtu).unwrap();
+    };
+    open(&mut slot, 1420);
+    let behind: IpNet = "10.244.3.0/24".parse().unwrap();
+    let endpoint = "192.0.2.7:4000".parse().ok();
+    let peer = PeerConfig { endpoint, allowed_ips: vec![behind], ..PeerConfig::default() };
+    let change = DeviceChange {
+        private_key: Some(PrivateKey([8; 32])),
+        listen_port: Some(51820),
+        fwmark: Some(MARK_FROM_WIREGUARD),
+        set_peers: [(key(2), peer)].into(),
+        ..DeviceChange::default()
+    };
+    let accepted = [(key(3), vec![behind])].into();
+    slot.change(&change, &accepted).unwrap();
+    let before = kernel.lock().unwrap().state.clone();
+    kernel.lock().unwrap().accepted.clear();
+    kernel.lock().unwrap().opens_anew = true;
+    open(&mut slot, 1300);
+    let kernel = kernel.lock().unwrap();
+    assert_eq!(kernel.opened.len(), 2);
+    assert_eq!((&kernel.state, &kernel.accepted), (&before, &accepted));
 }
 
 fn renamed() -> Arc<Inputs> {
@@ -364,110 +397,6 @@ fn the_endpoint_of_a_peer_that_answers_probes_is_set_without_reading_the_device(
     assert_eq!((*set_key, config.endpoint), (key, Some(elsewhere)));
 }
 
-/// Node 1 and one on another subnet of its location.
-fn on_two_subnets(encapsulation: Encapsulation) -> Arc<Inputs> {
-    let in_location = |number| {
-        let member = member(number);
-        let address = member.claims[0].addr();
-        let internal = vec![InternalAddress { address, length: None }];
-        let blocks = vec![format!("10.64.{}.0/24", number % 256).parse().unwrap()];
-        fairlead_topology::Member { blocks, site: Some(Site { internal, ..Site::default() }), ..member }
-    };
-    let mut inputs = inputs([in_location(1), in_location(300), member(2)]);
-    (inputs.settings.granularity, inputs.settings.encapsulation) = (Granularity::Cross, encapsulation);
-    Arc::new(inputs)
-}
-
-fn with_own_address(kernel: &Shared) {
-    let link = Link {
-        index: 7,
-        name: "eth0".to_owned(),
-        alias: None,
-        mtu: 1500,
-        up: true,
-        carrier: true,
-        operational: true,
-        layer: LinkLayer::Ethernet,
-        mac: None,
-        kind: None,
-        peer_index: None,
-        peer_netns: None,
-        group: 0,
-        tunnel: None,
-    };
-    let (prefix, flags) = ("10.0.0.1/24".parse().unwrap(), AddressFlags::PERMANENT);
-    let address = Address { link: 7, prefix, scope: Scope::UNIVERSE, flags };
-    kernel.lock().unwrap().network =
-        HostNetwork { links: vec![link], addresses: vec![address], routes: Vec::new() };
-}
-
-fn applied_routes(kernel: &Shared) -> Vec<String> {
-    let kernel = kernel.lock().unwrap();
-    let routes = kernel.mesh.iter().flat_map(|state| &state.plain);
-    routes.map(|it| format!("{} via {} on {}", it.destination, it.gateway, it.link)).collect()
-}
-
-#[test]
-fn an_ip_tunnel_that_an_earlier_program_used_is_adopted_and_others_are_tried_first() {
-    for (in_use, routes) in [(vec!["10.0.1.44"], vec!["10.64.44.0/24 via 10.0.1.44 on 99"]), (vec![], vec![])]
-    {
-        let kernel = Shared::default();
-        with_own_address(&kernel);
-        kernel.lock().unwrap().tunnel_remotes = in_use.iter().map(|text| text.parse().unwrap()).collect();
-        let (mut mesh, now) = (mesh(&kernel), Instant::now());
-        let report = mesh.reconcile(&on_two_subnets(Encapsulation::CrossSubnet), now).unwrap();
-        assert_eq!(applied_routes(&kernel), routes);
-        assert!(mesh.has_gateways(), "they are asked");
-        let encapsulated: Vec<_> = report.peers.iter().flat_map(|peer| &peer.encapsulated).collect();
-        assert_eq!(encapsulated.len(), routes.len());
-        assert_eq!(report.problems, []);
-        {
-            let kernel = kernel.lock().unwrap();
-            let [wanted] = &kernel.encapsulations[..] else { panic!("{:?}", kernel.encapsulations) };
-            let expected = ("10.0.0.1".parse().unwrap(), "10.0.1.44".parse().unwrap(), 1500);
-            assert_eq!((wanted.local[0], wanted.senders[0], wanted.uplink_mtu), expected);
-        }
-        mesh.disable().unwrap();
-        assert_eq!(kernel.lock().unwrap().encapsulation, Default::default());
-    }
-}
-
-#[test]
-fn without_ip_tunnels_packets_take_the_encrypted_one_and_the_node_says_why() {
-    let kernel = Shared::default();
-    with_own_address(&kernel);
-    {
-        let mut kernel = kernel.lock().unwrap();
-        kernel.tunnel_remotes = vec!["10.0.1.44".parse().unwrap()];
-        kernel.without_tunnels = Some("the kernel has no ipip (module ipip)".to_owned());
-    }
-    let (mut mesh, now) = (mesh(&kernel), Instant::now());
-    let report = mesh.reconcile(&on_two_subnets(Encapsulation::Always), now).unwrap();
-    assert_eq!(applied_routes(&kernel), Vec::<String>::new());
-    assert_eq!(report.peers.len(), 2, "the peers are there all the same");
-    let problems: Vec<_> = report.problems.iter().map(|it| (it.reason(), it.nodes().len())).collect();
-    assert_eq!(problems, [("EncapsulationUnavailable", 0)]);
-    assert!(report.problems[0].to_string().contains("module ipip"), "{}", report.problems[0]);
-    // It recovers when the module is there.
-    kernel.lock().unwrap().without_tunnels = None;
-    let report = mesh.reconcile(&on_two_subnets(Encapsulation::Always), now).unwrap();
-    assert_eq!((applied_routes(&kernel).len(), report.problems), (1, vec![]));
-}
-
-#[test]
-fn tunnels_stay_open_for_a_while_after_they_are_switched_off() {
-    let kernel = Shared::default();
-    with_own_address(&kernel);
-    kernel.lock().unwrap().tunnel_remotes = vec!["10.0.1.44".parse().unwrap()];
-    let (mut mesh, now) = (mesh(&kernel), Instant::now());
-    mesh.reconcile(&on_two_subnets(Encapsulation::Always), now).unwrap();
-    mesh.reconcile(&on_two_subnets(Encapsulation::Never), now).unwrap();
-    assert_eq!(applied_routes(&kernel), Vec::<String>::new(), "this node sends nothing there");
-    assert_eq!(kernel.lock().unwrap().encapsulation.senders.len(), 1, "others may not know it yet");
-    mesh.reconcile(&on_two_subnets(Encapsulation::Never), now + Duration::from_secs(61)).unwrap();
-    assert_eq!(kernel.lock().unwrap().encapsulation.local, Vec::<std::net::IpAddr>::new());
-}
-
 /// No node answers.
 #[test]
 fn a_node_that_is_down_is_bypassed_where_the_mesh_says_so_and_packets_to_it_are_dropped_where_not() {
@@ -522,79 +451,4 @@ fn numbers_of_another_program_are_left_alone_and_taken_again_once_they_are_free(
     assert_eq!(mesh.reconcile(&two, now).unwrap_err().reason(), "NumbersTaken");
     let kernel = kernel.lock().unwrap();
     assert_eq!((kernel.applied.len(), kernel.changes.len(), kernel.removals), (0, 0, 0));
-}
-
-fn seen(kernel: &Shared, key: PublicKey, handshake: bool) {
-    let mut kernel = kernel.lock().unwrap();
-    let peer = kernel.state.as_mut().unwrap().peers.get_mut(&key).unwrap();
-    peer.config.endpoint = "203.0.113.7:9".parse().ok();
-    peer.last_handshake = handshake.then(SystemTime::now);
-}
-
-#[test]
-fn a_node_that_announces_a_key_is_followed_at_its_first_handshake() {
-    let kernel = Shared::default();
-    let (mut mesh, now) = (mesh(&kernel), Instant::now());
-    let announcing = Member { next_key: Some(key(20)), ..member(2) };
-    let announced = Arc::new(inputs([member(1), announcing, member(3)]));
-    mesh.reconcile(&announced, now).unwrap();
-    assert_eq!(kernel.lock().unwrap().changes[0].set_peers[&key(20)], PeerConfig::default());
-    assert!(mesh.is_standby());
-    mesh.reconcile(&announced, now).unwrap();
-    mesh.watch_entries(now).unwrap();
-    assert!(!mesh.is_outdated());
-
-    seen(&kernel, key(20), true);
-    mesh.watch_entries(now).unwrap();
-    assert!(mesh.is_outdated());
-    kernel.lock().unwrap().forget();
-    let report = mesh.reconcile(&announced, now).unwrap();
-    {
-        let mut kernel = kernel.lock().unwrap();
-        let [change] = &kernel.changes[..] else { panic!("{:?}", kernel.changes) };
-        assert_eq!((&change.remove_peers[..], change.set_peers.len()), (&[key(2)][..], 1));
-        assert_eq!(change.set_peers[&key(20)].allowed_ips, ["10.0.0.2/32".parse().unwrap()]);
-        assert_eq!(report.peers[0].public_key, key(20));
-        kernel.forget();
-    }
-    // What it publishes later is no news.
-    let published = Member { public_key: Some(key(20)), ..member(2) };
-    mesh.reconcile(&Arc::new(inputs([member(1), published, member(3)])), now).unwrap();
-    let kernel = kernel.lock().unwrap();
-    assert!(kernel.changes.iter().all(|change| change.remove_peers.is_empty()), "{:?}", kernel.changes);
-    assert!(kernel.state.as_ref().unwrap().peers.contains_key(&key(20)) && !mesh.is_standby());
-}
-
-#[test]
-fn a_key_that_was_not_announced_is_called_where_the_old_one_was() {
-    let kernel = Shared::default();
-    let (mut mesh, now) = (mesh(&kernel), Instant::now());
-    mesh.reconcile(&three(), now).unwrap();
-    seen(&kernel, key(2), true);
-    kernel.lock().unwrap().forget();
-    let replaced = Member { public_key: Some(key(20)), ..member(2) };
-    mesh.reconcile(&Arc::new(inputs([member(1), replaced, member(3)])), now).unwrap();
-    let kernel = kernel.lock().unwrap();
-    let [change] = &kernel.changes[..] else { panic!("{:?}", kernel.changes) };
-    assert_eq!(change.set_peers[&key(20)].endpoint, "203.0.113.7:9".parse().ok());
-    assert_eq!(change.remove_peers, [key(2)]);
-}
-
-#[test]
-fn another_key_of_this_node_changes_nothing_else_of_the_device() {
-    let kernel = Shared::default();
-    let (mut mesh, now) = (mesh(&kernel), Instant::now());
-    mesh.reconcile(&three(), now).unwrap();
-    seen(&kernel, key(2), true);
-    seen(&kernel, key(3), true);
-    mesh.reconcile(&three(), now).unwrap();
-    kernel.lock().unwrap().forget();
-    let three = inputs([member(1), member(2), member(3)]);
-    let private_key = PrivateKey([9; 32]);
-    let rotated =
-        Inputs { private_key: private_key.clone(), public_key: key(10), previous_key: Some(key(1)), ..three };
-    mesh.reconcile(&Arc::new(rotated), now).unwrap();
-    let kernel = kernel.lock().unwrap();
-    let change = DeviceChange { private_key: Some(private_key), ..DeviceChange::default() };
-    assert_eq!(kernel.changes, [change]);
 }
