@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -83,7 +83,10 @@ impl ExtraSockets {
 
     /// Opens a socket that is neither of an attempt nor kept yet.
     fn add(&self, open: &mut Open, port: u16, mark: u32) -> io::Result<u64> {
-        let socket = udp::open_extra(port, mark)?;
+        self.insert(open, udp::open_extra(port, mark)?)
+    }
+
+    fn insert(&self, open: &mut Open, socket: Socket) -> io::Result<u64> {
         let id = open.next;
         self.readable.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, id))?;
         open.next = id.wrapping_add(1);
@@ -121,6 +124,23 @@ impl ExtraSockets {
             self.sweep();
         }
         kept
+    }
+
+    /// Keeps a socket of another process for an endpoint.
+    pub(crate) fn adopt(&self, remote: SocketAddrV4, socket: Socket) -> io::Result<()> {
+        let mut open = self.lock();
+        let id = self.insert(&mut open, socket)?;
+        self.keep_as(&mut open, id, remote.into())
+    }
+
+    /// The sockets that are kept, at most so many, by their endpoints.
+    pub(crate) fn all_kept(&self, most: usize) -> Vec<(SocketAddrV4, Arc<Socket>)> {
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        let of_ipv4 = kept.iter().filter_map(|(remote, socket)| match remote {
+            SocketAddr::V4(remote) => Some((*remote, Arc::clone(socket))),
+            SocketAddr::V6(_) => None,
+        });
+        of_ipv4.take(most).collect()
     }
 
     fn keep_as(&self, open: &mut Open, id: u64, remote: SocketAddr) -> io::Result<()> {

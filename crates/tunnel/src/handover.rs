@@ -2,7 +2,7 @@
 //!
 //! The protocol library does not export session keys, so the new process establishes sessions of its own, and until it
 //! has them both processes work. The old one listens ([`HandoverServer`]); the new one connects ([`Takeover`]) and
-//! receives the TUN, the sockets and the peers' endpoints. It reads the sockets first, initiates a handshake with each
+//! receives the TUN, the sockets, also those that are kept for peers, and the peers' endpoints. It reads the sockets first, initiates a handshake with each
 //! peer, and forwards datagrams of sessions that are not its own; the old process decrypts them, and keeps encrypting the
 //! packets of the TUN. When each peer has a new session the new process reads the TUN too, and a second later closes
 //! the connection.
@@ -16,6 +16,7 @@ mod server;
 mod takeover;
 
 pub(crate) use frame::{Offer, PeerSnapshot};
+pub(crate) use link::MAX_KEPT;
 pub(crate) use server::{HandoverServer, Request};
 pub(crate) use takeover::Takeover;
 

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::net::{IpAddr, SocketAddr, SocketAddrV4};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -98,6 +98,12 @@ impl PathSocket {
         self.port.extra()?.keep(socket, Path::to(remote).remote)
     }
 
+    /// The endpoints for which sockets are kept, also by an earlier reader or process.
+    pub fn kept_endpoints(&self) -> Vec<SocketAddr> {
+        let kept = self.port.kept_sockets(usize::MAX);
+        kept.into_iter().map(|(remote, _)| remote.into()).collect()
+    }
+
     /// Closes the socket that is kept for an endpoint.
     pub fn leave_socket(&self, remote: SocketAddr) {
         self.port.with_extra(|extra| extra.leave(Path::to(remote).remote));
@@ -168,7 +174,8 @@ impl Drop for PathSocket {
         state.both_ways.clear();
         self.port.both_ways_changed.store(true, Ordering::Release);
         drop(state);
-        self.port.with_extra(ExtraSockets::close_all);
+        // Those that are kept are the device's: its next reader is told of them, or the process that takes over.
+        self.port.with_extra(ExtraSockets::close);
     }
 }
 
@@ -220,6 +227,20 @@ impl PathPort {
     /// The socket that is kept for an endpoint.
     pub(crate) fn kept(&self, remote: &SocketAddr) -> Option<Arc<Socket>> {
         self.extra.as_ref().and_then(|extra| extra.kept(remote))
+    }
+
+    /// The sockets that are kept, at most so many, by their endpoints.
+    pub(crate) fn kept_sockets(&self, most: usize) -> Vec<(SocketAddrV4, Arc<Socket>)> {
+        self.extra.as_ref().map(|extra| extra.all_kept(most)).unwrap_or_default()
+    }
+
+    /// Keeps what another process kept.
+    pub(crate) fn adopt_sockets(&self, kept: Vec<(SocketAddrV4, OwnedFd)>) {
+        for (remote, socket) in kept {
+            if let Err(error) = self.extra().and_then(|extra| extra.adopt(remote, socket.into())) {
+                tracing::warn!(%remote, %error, "cannot keep a socket of the old process");
+            }
+        }
     }
 
     /// Readable while datagrams wait on sockets beside the port.

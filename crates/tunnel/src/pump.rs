@@ -48,7 +48,8 @@ pub(crate) fn spawn(
     let (handle, inbox) = Handle::new(name)?;
     let workers = Workers::new(name.into(), settings.threads);
     let mut pump = Pump::new(workers, Some(tun), mtu, inbox);
-    if let Some(takeover) = takeover {
+    if let Some(mut takeover) = takeover {
+        pump.path_port.adopt_sockets(takeover.take_kept());
         pump.engine.set_peer_snapshots(takeover.peers());
         pump.handover = Handover::Takeover(takeover);
     }

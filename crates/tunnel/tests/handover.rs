@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -25,6 +25,33 @@ fn no_packet_is_lost_when_either_end_is_handed_over() {
         assert!(!handover.path.exists(), "the socket is left behind");
     }
     pings.into_iter().map(Pings::finish).for_each(assert_lossless);
+}
+
+/// As behind a NAT that has a mapping for this socket only, which a birthday attempt found.
+#[test]
+fn the_socket_that_is_kept_for_a_peer_is_handed_over_with_the_device() {
+    let (mut a, b) = pair();
+    let remote: SocketAddr = "192.0.2.2:51820".parse().unwrap();
+    let mut path_socket = a.device().open_path_socket().unwrap().unwrap();
+    a.namespace.run(|| path_socket.open_sockets(2)).unwrap();
+    path_socket.keep_socket(1, remote).unwrap();
+    a.namespace.sh("nft add table inet nat
+         nft 'add chain inet nat out { type filter hook output priority 0; }'
+         nft 'add chain inet nat in { type filter hook input priority 0; }'
+         nft add rule inet nat out udp sport 51820 drop
+         nft add rule inet nat in udp dport 51820 drop");
+    a.reaches(b.inner()[0]);
+    let pings = [Pings::start(&a.namespace, b.inner()[0]), Pings::start(&b.namespace, a.inner()[0])];
+    for _ in 0..2 {
+        drop(path_socket);
+        thread::sleep(Duration::from_millis(500));
+        Handover::new().complete(&mut a, b.public, Some("192.0.2.2:51820"), &b.inner_prefixes());
+        path_socket = a.device().open_path_socket().unwrap().unwrap();
+        assert_eq!(path_socket.kept_endpoints(), [remote]);
+    }
+    pings.into_iter().map(Pings::finish).for_each(assert_lossless);
+    path_socket.leave_socket(remote);
+    assert_eq!(path_socket.kept_endpoints(), []);
 }
 
 /// The endpoint of a peer behind a NAT is known to the device alone.

@@ -151,6 +151,10 @@ impl PathSocket for fairlead_tunnel::PathSocket {
         self.keep_socket(socket, remote)
     }
 
+    fn kept_endpoints(&self) -> Vec<SocketAddr> {
+        self.kept_endpoints()
+    }
+
     fn leave_socket(&self, remote: SocketAddr) {
         self.leave_socket(remote);
     }

@@ -1,6 +1,6 @@
 //! The messages between the two processes of a hand-over.
 
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use fairlead_api::wireguard::PublicKey;
 
@@ -15,6 +15,8 @@ const PLAIN_VERSION: u8 = 1;
 const HAS_HEADER: u8 = 1;
 /// A flag of an offer: the old process takes [`Frame::Datagrams`].
 const TAKES_DATAGRAMS: u8 = 2;
+/// A flag of an offer: sockets that are kept for peers follow.
+const HAS_KEPT: u8 = 4;
 /// Descriptors of the TUN in an offer, each of which is a queue of its own.
 const QUEUES: u8 = 1;
 
@@ -48,6 +50,8 @@ pub(crate) struct Offer {
     pub(crate) has_header: bool,
     /// Whether several datagrams may be forwarded in one message.
     pub(crate) takes_datagrams: bool,
+    /// The endpoints for which a socket beside the port is kept; as many as a byte counts. Their descriptors are the last.
+    pub(crate) kept: Vec<SocketAddrV4>,
     /// Peers with a session.
     pub(crate) peers: Vec<PeerSnapshot>,
 }
@@ -66,10 +70,15 @@ impl Frame<'_> {
             Self::Offer(offer) => {
                 bytes.extend([OFFER, VERSION]);
                 bytes.extend(offer.port.to_be_bytes());
-                let flags = [(offer.has_header, HAS_HEADER), (offer.takes_datagrams, TAKES_DATAGRAMS)];
+                let flags = [
+                    (offer.has_header, HAS_HEADER),
+                    (offer.takes_datagrams, TAKES_DATAGRAMS),
+                    (!offer.kept.is_empty(), HAS_KEPT),
+                ];
                 let flags =
                     flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag);
                 bytes.extend([QUEUES, flags]);
+                write_kept(&offer.kept, bytes);
                 for peer in &offer.peers {
                     bytes.extend(peer.key.0);
                     write_path(&peer.path, bytes);
@@ -119,20 +128,43 @@ fn read_offer(mut bytes: &[u8]) -> Option<Offer> {
         PLAIN_VERSION => 0,
         VERSION => {
             let [queues, flags] = take(&mut bytes)?;
-            if queues != QUEUES || flags & !(HAS_HEADER | TAKES_DATAGRAMS) != 0 {
+            if queues != QUEUES || flags & !(HAS_HEADER | TAKES_DATAGRAMS | HAS_KEPT) != 0 {
                 return None;
             }
             flags
         }
         _ => return None,
     };
+    let kept = if flags & HAS_KEPT == 0 { Vec::new() } else { read_kept(&mut bytes)? };
     let mut peers = Vec::new();
     while !bytes.is_empty() {
         let key = PublicKey(take(&mut bytes)?);
         peers.push(PeerSnapshot { key, path: read_path(&mut bytes)? });
     }
     let (has_header, takes_datagrams) = (flags & HAS_HEADER != 0, flags & TAKES_DATAGRAMS != 0);
-    Some(Offer { port, has_header, takes_datagrams, peers })
+    Some(Offer { port, has_header, takes_datagrams, kept, peers })
+}
+
+/// Nothing, or how many there are and each of them.
+fn write_kept(kept: &[SocketAddrV4], bytes: &mut Vec<u8>) {
+    let count = u8::try_from(kept.len()).unwrap_or(u8::MAX);
+    if count > 0 {
+        bytes.push(count);
+    }
+    for remote in kept.iter().take(count.into()) {
+        bytes.extend(remote.ip().octets());
+        bytes.extend(remote.port().to_be_bytes());
+    }
+}
+
+fn read_kept(bytes: &mut &[u8]) -> Option<Vec<SocketAddrV4>> {
+    let [count] = take(bytes)?;
+    let mut endpoint = || {
+        let ip = take::<4>(bytes)?;
+        Some(SocketAddrV4::new(ip.into(), u16::from_be_bytes(take(bytes)?)))
+    };
+    // None at all is said without the flag.
+    (0..count).map(|_| endpoint()).collect::<Option<Vec<_>>>().filter(|kept| !kept.is_empty())
 }
 
 fn write_path(path: &Path, bytes: &mut Vec<u8>) {
@@ -187,6 +219,8 @@ fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -216,11 +250,13 @@ mod tests {
             has_header: bool,
             takes_datagrams: bool,
             length: u16,
+            kept in prop::collection::vec(any::<(Ipv4Addr, u16)>(), 0..4),
             peers in prop::collection::vec(peer_snapshot(), 0..4),
             path in path(),
             datagram: Vec<u8>,
         ) {
-            assert_read_back(&Frame::Offer(Offer { port, has_header, takes_datagrams, peers }));
+            let kept = kept.into_iter().map(|(ip, port)| SocketAddrV4::new(ip, port)).collect();
+            assert_read_back(&Frame::Offer(Offer { port, has_header, takes_datagrams, kept, peers }));
             assert_read_back(&Frame::Datagram(path, &datagram));
             assert_read_back(&Frame::Datagrams(path, length, &datagram));
             assert_read_back(&Frame::TakeNetwork);
@@ -240,7 +276,7 @@ mod tests {
     fn a_later_version_and_unknown_flags_are_refused() {
         assert!(read(&[OFFER, VERSION, 0, 7, 1, 1]).is_some());
         for bytes in
-            [[OFFER, VERSION + 1, 0, 7, 1, 1], [OFFER, VERSION, 0, 7, 2, 1], [OFFER, VERSION, 0, 7, 1, 4]]
+            [[OFFER, VERSION + 1, 0, 7, 1, 1], [OFFER, VERSION, 0, 7, 2, 1], [OFFER, VERSION, 0, 7, 1, 8]]
         {
             assert_eq!(read(&bytes), None, "{bytes:?}");
         }

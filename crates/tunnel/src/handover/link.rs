@@ -12,8 +12,10 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 /// An offer with some thousand peers, or the longest datagram.
 pub(super) const MAX_MESSAGE_LENGTH: usize = 1 << 20;
-/// The descriptors of an offer: the TUN and two sockets.
-const MAX_DESCRIPTORS: usize = 3;
+/// The descriptors of an offer: the TUN and two sockets, and those that are kept for peers. The kernel takes 253 (`SCM_MAX_FD`).
+const MAX_DESCRIPTORS: usize = 3 + MAX_KEPT;
+/// Sockets that are kept for peers, of which an offer has this many at most.
+pub(crate) const MAX_KEPT: usize = 250;
 /// Room for a burst of datagrams.
 const BUFFER: usize = 4 << 20;
 

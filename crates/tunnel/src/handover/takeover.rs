@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::net::SocketAddrV4;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path as FilePath;
 use std::time::{Duration, Instant};
@@ -31,6 +32,8 @@ pub(crate) struct Takeover {
     takes_datagrams: bool,
     port: u16,
     sockets: Vec<OwnedFd>,
+    /// Sockets that are kept for peers, by their endpoints.
+    kept: Vec<(SocketAddrV4, OwnedFd)>,
     /// Those with which the old process has sessions.
     peers: Vec<PeerSnapshot>,
     phase: Phase,
@@ -67,13 +70,16 @@ impl Takeover {
             return Err(io::ErrorKind::UnexpectedEof.into());
         };
         let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the offer has another version");
-        let Some(Frame::Offer(Offer { port, has_header, takes_datagrams, peers })) =
+        let Some(Frame::Offer(Offer { port, has_header, takes_datagrams, kept, peers })) =
             frame::read(buffer.get(..length).unwrap_or_default())
         else {
             return Err(invalid());
         };
         link.set_nonblocking()?;
-        let mut descriptors = descriptors.into_iter();
+        let mut sockets = descriptors;
+        let others = sockets.len().checked_sub(kept.len()).ok_or_else(invalid)?;
+        let kept = kept.into_iter().zip(sockets.split_off(others)).collect();
+        let mut descriptors = sockets.into_iter();
         let tun = descriptors.next().ok_or_else(invalid)?;
         let takeover = Self {
             link,
@@ -82,6 +88,7 @@ impl Takeover {
             takes_datagrams,
             port,
             sockets: descriptors.collect(),
+            kept,
             peers,
             phase: Phase::Connected,
         };
@@ -91,6 +98,16 @@ impl Takeover {
     /// The peers with which the old process has sessions.
     pub(crate) fn peers(&self) -> &[PeerSnapshot] {
         &self.peers
+    }
+
+    /// The sockets that the old process has kept for peers.
+    pub(crate) fn take_kept(&mut self) -> Vec<(SocketAddrV4, OwnedFd)> {
+        std::mem::take(&mut self.kept)
+    }
+
+    /// Whether this process reads the sockets.
+    pub(crate) fn reads_network(&self) -> bool {
+        self.phase != Phase::Connected
     }
 
     /// Readable when the old process has gone: it sends nothing after its offer.

@@ -11,7 +11,7 @@ use fairlead_wireguard::Now;
 use super::packets::{MAX_READS, write_packets};
 use super::{Flow, Pump};
 use crate::Error;
-use crate::handover::{HandoverServer, Offer, Request, Takeover};
+use crate::handover::{HandoverServer, MAX_KEPT, Offer, Request, Takeover};
 use crate::tun::Tun;
 use crate::udp::{Received, Sockets};
 
@@ -64,8 +64,9 @@ impl Handover {
     /// Whether this process reads the sockets.
     pub(super) fn reads_network(&self) -> bool {
         match self {
-            Self::None | Self::Takeover(_) => true,
+            Self::None => true,
             Self::Server(server) => server.reads_network(),
+            Self::Takeover(takeover) => takeover.reads_network(),
         }
     }
 }
@@ -149,10 +150,13 @@ impl Pump {
                             let port = sockets.map_or(0, Sockets::port);
                             let has_header = self.tun.as_ref().is_some_and(|tun| tun.offloads().header);
                             let tun = self.tun.iter().map(Tun::as_fd);
-                            let descriptors: Vec<_> =
+                            let mut descriptors: Vec<_> =
                                 tun.chain(sockets.into_iter().flat_map(Sockets::descriptors)).collect();
+                            let beside = self.path_port.kept_sockets(MAX_KEPT);
+                            descriptors.extend(beside.iter().map(|(_, socket)| socket.as_fd()));
+                            let kept = beside.iter().map(|(remote, _)| *remote).collect();
                             let peers = self.engine.peer_snapshots(now.instant);
-                            let offer = Offer { port, has_header, takes_datagrams: true, peers };
+                            let offer = Offer { port, has_header, takes_datagrams: true, kept, peers };
                             server.send_offer(offer, &descriptors);
                         }
                         Some(Request::Datagrams(path, length, datagrams)) => {
