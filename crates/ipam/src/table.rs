@@ -223,6 +223,11 @@ impl AllocationTable {
         self.blocks.values().map(|known| &known.block)
     }
 
+    /// The known blocks without those that are closed, by name: another node may have their addresses.
+    pub fn kept_blocks(&self) -> impl Iterator<Item = &Block> {
+        self.blocks.values().filter(|known| !known.closed).map(|known| &known.block)
+    }
+
     /// Allocates addresses to a key: those it has, whatever the pool, or new ones.
     ///
     /// Of several blocks the fullest that has room is used, the first by name among equals: so pods gather in few

@@ -7,7 +7,10 @@ use fairlead_api::names::COIL_FINALIZER;
 use fairlead_api::resources::AddressBlock;
 use fairlead_cluster::writes;
 use fairlead_dataplane::routes;
+use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_ipam::state::{BlockDeletion, DeletionAnswer};
+use fairlead_netlink as netlink;
+use ipnet::IpNet;
 use kube::api::{DeleteParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
@@ -23,14 +26,40 @@ const SYNC_INTERVAL: Duration = Duration::from_secs(30);
 /// How often the API server is asked again for blocks that it may have lost.
 const CONFIRM_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long the API server may take to say whether a block exists.
-const READ_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the API server may take to answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Keeps blocks, the export table and the state synchronised.
 pub(super) struct Keeper {
     pub(super) client: Client,
     pub(super) ipam: Arc<Ipam>,
     pub(super) metrics: Arc<Metrics>,
+    /// [`Routes::set`].
+    pub(super) set_routes: fn(&Routes) -> netlink::Result<bool>,
+}
+
+/// The routes that follow from blocks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Routes {
+    ids: RoutingIds,
+    /// What routing daemons are told.
+    exported: Vec<IpNet>,
+    /// What is refused as long as no pod has it; `None` if it stays as it is.
+    refused: Option<Vec<IpNet>>,
+}
+
+impl Routes {
+    /// Brings the kernel's tables to these routes, and says whether what is exported has changed.
+    ///
+    /// # Errors
+    /// The kernel refuses a route.
+    pub(super) fn set(&self) -> netlink::Result<bool> {
+        let exported = routes::sync_export(self.ids, &self.exported)?;
+        if let Some(refused) = &self.refused {
+            routes::sync_blocks(self.ids, refused)?;
+        }
+        Ok(!exported.is_empty())
+    }
 }
 
 impl Keeper {
@@ -46,10 +75,13 @@ impl Keeper {
         loop {
             if let Some(shown) = blocks.listed() {
                 self.ipam.sync_blocks(&shown);
-                self.confirm_assumed().await;
-                self.confirm(&mut unconfirmed).await;
                 self.ipam.sync_pools();
-                export(&self.ipam).await;
+                // Pods use a granted block already, and what follows may wait for the API server.
+                self.export().await;
+                let is_gone = self.confirm_assumed().await | self.confirm(&mut unconfirmed).await;
+                if is_gone {
+                    self.export().await;
+                }
                 for name in self.ipam.update(|state| state.due_releases(Instant::now(), grace)) {
                     self.release(&name).await;
                 }
@@ -73,29 +105,35 @@ impl Keeper {
     }
 
     /// Forgets granted blocks that were deleted before the watch showed them: it may never show them. Without an answer
-    /// they stay.
-    async fn confirm_assumed(&self) {
+    /// they stay. Whether there were any.
+    async fn confirm_assumed(&self) -> bool {
+        let mut is_gone = false;
         let assumed = self.ipam.lock().assumed();
         for (name, uid) in assumed {
-            let Ok(Ok(present)) = timeout(READ_TIMEOUT, self.blocks().get_opt(&name)).await else { continue };
+            let Ok(Ok(present)) = timeout(TIMEOUT, self.blocks().get_opt(&name)).await else { continue };
             if present.and_then(|block| block.uid()).as_ref() != Some(&uid) {
                 tracing::warn!(block = name, "a granted block was deleted at once");
                 self.ipam.update(|state| state.forget_block(&name, &uid));
+                is_gone = true;
             }
         }
+        is_gone
     }
 
     /// Asks the API server for blocks that it may have lost while the watch was interrupted, and forgets those that it does
-    /// not have. Those without an answer stay in the list.
-    async fn confirm(&self, unconfirmed: &mut Vec<(String, String)>) {
+    /// not have. Those without an answer stay in the list. Whether there were any.
+    async fn confirm(&self, unconfirmed: &mut Vec<(String, String)>) -> bool {
+        let mut is_gone = false;
         while let Some((name, uid)) = unconfirmed.last() {
-            let Ok(Ok(present)) = timeout(READ_TIMEOUT, self.blocks().get_opt(name)).await else { return };
+            let Ok(Ok(present)) = timeout(TIMEOUT, self.blocks().get_opt(name)).await else { break };
             if present.and_then(|block| block.uid()).as_ref() != Some(uid) {
                 tracing::warn!(block = name, "the API server has lost a block");
                 self.ipam.update(|state| state.lose_block(name, uid));
+                is_gone = true;
             }
             unconfirmed.pop();
         }
+        is_gone
     }
 
     async fn release(&self, name: &str) {
@@ -107,35 +145,68 @@ impl Keeper {
             Ok(false) => {}
             Err(error) => {
                 self.metrics.ipam.block_released(false);
-                tracing::warn!(block = name, %error, "cannot release an empty block; will try again");
+                tracing::warn!(
+                    block = name,
+                    error = format!("{error:#}"),
+                    "cannot release an empty block; will try again"
+                );
             }
         }
     }
 
     /// False when the block is not released now. The server is asked before the block is closed, so that an outage takes
-    /// no block out of use.
-    async fn try_release(&self, name: &str) -> Result<bool, kube::Error> {
+    /// no block out of use; and its routes go before it does, because the next node may have it at once.
+    async fn try_release(&self, name: &str) -> anyhow::Result<bool> {
+        let present = timeout(TIMEOUT, self.blocks().get_opt(name)).await??;
         let present =
-            self.blocks().get_opt(name).await?.filter(|block| block.node() == Some(&self.ipam.node));
-        let present = present.map(|block| BlockDeletion {
-            name: name.to_owned(),
-            uid: block.uid().unwrap_or_default(),
-            version: block.resource_version().unwrap_or_default(),
-        });
+            present.filter(|block| block.node() == Some(&self.ipam.node)).map(|block| BlockDeletion {
+                name: name.to_owned(),
+                uid: block.uid().unwrap_or_default(),
+                version: block.resource_version().unwrap_or_default(),
+            });
         let Some(deletion) = self.ipam.update(|state| state.close_block(name, present)) else {
             return Ok(false);
         };
-        let BlockDeletion { name, uid, version } = &deletion;
+        let (answer, outcome) = match self.set_routes(self.ipam.pod_prefixes()).await {
+            Ok(()) => self.delete(&deletion).await,
+            Err(error) => (DeletionAnswer::Refused, Err(error.context("cannot withdraw its routes"))),
+        };
+        let is_gone = self.ipam.update(|state| state.deletion_answered(&deletion, answer));
+        if answer == DeletionAnswer::Refused {
+            self.export().await;
+        }
+        outcome?;
+        if is_gone {
+            timeout(TIMEOUT, remove_finalizer(&self.blocks(), name, &deletion.uid)).await??;
+            self.ipam.update(|state| state.forget_block(name, &deletion.uid));
+        }
+        Ok(is_gone)
+    }
+
+    async fn delete(&self, deletion: &BlockDeletion) -> (DeletionAnswer, anyhow::Result<()>) {
+        let BlockDeletion { name, uid, version } = deletion;
         let preconditions = Preconditions { uid: Some(uid.clone()), resource_version: Some(version.clone()) };
         let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        let sent = self.blocks().delete(name, &parameters).await;
-        let answer = answer(sent.as_ref().err());
-        if !self.ipam.update(|state| state.deletion_answered(&deletion, answer)) {
-            return sent.map(|_| false);
+        match timeout(TIMEOUT, self.blocks().delete(name, &parameters)).await {
+            Ok(sent) => (answer(sent.as_ref().err()), sent.map(drop).map_err(Into::into)),
+            Err(elapsed) => (DeletionAnswer::Unknown, Err(elapsed.into())),
         }
-        remove_finalizer(&self.blocks(), name, uid).await?;
-        self.ipam.update(|state| state.forget_block(name, uid));
-        Ok(true)
+    }
+
+    /// Tells routing daemons of all blocks.
+    async fn export(&self) {
+        if let Err(error) = self.set_routes(None).await {
+            tracing::warn!(error = format!("{error:#}"), "cannot update the export table");
+        }
+    }
+
+    async fn set_routes(&self, refused: Option<Vec<IpNet>>) -> anyhow::Result<()> {
+        let set = self.set_routes;
+        let routes = Routes { ids: self.ipam.numbers(), exported: self.ipam.prefixes(), refused };
+        if tokio::task::spawn_blocking(move || set(&routes)).await?? {
+            self.ipam.blocks_changed.notify_one();
+        }
+        Ok(())
     }
 }
 
@@ -161,19 +232,10 @@ async fn remove_finalizer(blocks: &Api<AddressBlock>, name: &str, uid: &str) -> 
     }
 }
 
-async fn export(ipam: &Ipam) {
-    let (prefixes, numbers) = (ipam.prefixes(), ipam.numbers());
-    let done = tokio::task::spawn_blocking(move || routes::sync_export(numbers, &prefixes)).await;
-    match done {
-        Ok(Ok(difference)) if difference.is_empty() => {}
-        Ok(Ok(_)) => ipam.blocks_changed.notify_one(),
-        Ok(Err(error)) => tracing::warn!(%error, "cannot update the export table"),
-        Err(error) => tracing::warn!(%error, "updating the export table stopped before it finished"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use futures::FutureExt;
     use kube::core::Status;
     use tokio::task::JoinSet;
@@ -195,7 +257,7 @@ mod tests {
     }
 
     fn keeper(client: Client, ipam: &Arc<Ipam>) -> Keeper {
-        Keeper { client, ipam: Arc::clone(ipam), metrics: Arc::default() }
+        Keeper { client, ipam: Arc::clone(ipam), metrics: Arc::default(), set_routes: |_| Ok(true) }
     }
 
     #[tokio::test]
@@ -212,6 +274,39 @@ mod tests {
             let usage = ipam.usage();
             assert_eq!(!usage.is_empty(), known, "{code}");
             assert_eq!(usage.first().is_some_and(|usage| usage.open), open, "{code}");
+        }
+    }
+
+    /// The next node may be granted it as soon as it is deleted.
+    #[tokio::test]
+    async fn the_routes_of_a_block_go_before_it_does_and_without_that_it_stays() {
+        for routes_go in [true, false] {
+            let mut tasks = JoinSet::new();
+            let calls = Arc::new(Mutex::new(Vec::new()));
+            let sent = Arc::clone(&calls);
+            let client = client(move |call| {
+                sent.lock().unwrap().push(call.split(' ').next().unwrap_or_default().to_owned());
+                let there = serde_json::to_string(&block("a-0", "a", "10.0.0.0/30")).unwrap();
+                std::future::ready((200, there)).boxed()
+            });
+            let ipam = node(client.clone(), &["a"], &mut tasks);
+            assume(&ipam, &block("a-0", "a", "10.0.0.0/30"));
+            assert_eq!(ipam.prefixes().len(), 1);
+            let set_routes: fn(&Routes) -> netlink::Result<bool> = if routes_go {
+                |routes| {
+                    assert_eq!(routes.exported, []);
+                    Ok(true)
+                }
+            } else {
+                |_| {
+                    let source = std::io::ErrorKind::PermissionDenied.into();
+                    Err(netlink::Error::Socket { operation: "sendmsg", source })
+                }
+            };
+            let keeper = Keeper { set_routes, ..keeper(client, &ipam) };
+            assert_eq!(keeper.try_release("a-0").await.is_ok(), routes_go);
+            assert_eq!(calls.lock().unwrap().iter().any(|call| call == "DELETE"), routes_go);
+            assert_eq!(ipam.prefixes().len(), usize::from(!routes_go), "it is used again");
         }
     }
 

@@ -77,7 +77,12 @@ pub fn start(ipam: &Arc<Ipam>, deps: Deps, supervisor: &mut Supervisor) {
         refused: Mutex::default(),
     };
     subsystem.spawn("requests", requests::run(requests));
-    let keeper = blocks::Keeper { client, ipam: Arc::clone(ipam), metrics: Arc::clone(&metrics) };
+    let keeper = blocks::Keeper {
+        client,
+        ipam: Arc::clone(ipam),
+        metrics: Arc::clone(&metrics),
+        set_routes: blocks::Routes::set,
+    };
     subsystem.spawn("blocks", keeper.run(blocks, interruptions, pools.subscribe(), block_grace));
     subsystem.spawn("positions", positions::run(Arc::clone(ipam), positions));
     subsystem.spawn("leaks", leaks::run(Arc::clone(ipam), locks, metrics));
@@ -312,17 +317,17 @@ impl Ipam {
         self.lock().table().usage()
     }
 
-    /// All prefixes of this node's blocks.
+    /// All prefixes of this node's blocks, without those that are being released.
     fn prefixes(&self) -> Vec<IpNet> {
         let state = self.lock();
-        state.table().blocks().flat_map(|block| block.nets().iter().collect::<Vec<_>>()).collect()
+        state.table().kept_blocks().flat_map(|block| block.nets().iter().collect::<Vec<_>>()).collect()
     }
 
     /// Prefixes of this node's blocks whose addresses only pods of this node have: those of reserved blocks may be in use
-    /// otherwise. `None` before the blocks are known.
+    /// otherwise, and those of a block that is being released soon are another node's. `None` before the blocks are known.
     pub(crate) fn pod_prefixes(&self) -> Option<Vec<IpNet>> {
         let state = self.lock();
-        let blocks = state.table().blocks().filter(|block| !block.is_reserved());
+        let blocks = state.table().kept_blocks().filter(|block| !block.is_reserved());
         let prefixes = blocks.flat_map(|block| block.nets().iter().collect::<Vec<_>>());
         state.are_blocks_known().then(|| prefixes.collect())
     }
