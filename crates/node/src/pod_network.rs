@@ -205,6 +205,10 @@ impl PodNetwork {
             return Ok(());
         }
         let (pools, mesh) = (self.pools.store.state(), mesh::selected(&self.meshes));
+        // What an earlier program left out for networks of peers stays until they are known.
+        if mesh.as_deref().is_some_and(mesh::settings::includes_pod_networks) && !self.peers.has_answer() {
+            return Ok(());
+        }
         let pod_networks = self.pod_networks(mesh.as_deref());
         let apply = move || {
             let connected = HostNetwork::read()?.connected_prefixes(&Ignored::default());
