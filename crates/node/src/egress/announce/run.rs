@@ -196,7 +196,13 @@ impl Announcer {
             };
             (done, wanted.iter().flat_map(on_uplinks).collect::<Vec<(IpAddr, Uplink)>>())
         };
-        let (done, here) = finished(tokio::task::spawn_blocking(apply).await);
+        let (done, mut here) = finished(tokio::task::spawn_blocking(apply).await);
+        let mut announced = plan.announced;
+        if done.is_err() {
+            // What may have no route yet is not to draw packets here.
+            announced.retain(|address, _| self.announced.contains_key(address));
+            here.retain(|(address, _)| announced.contains_key(address));
+        }
         let last = self.compared.as_ref();
         let is_same = last.is_some_and(|last| (&last.sources, &last.kept) == (&sources, &kept));
         let (mut problems, has_failed) = (plan.problems, done.is_err());
@@ -214,7 +220,7 @@ impl Announcer {
         for (address, uplink) in here {
             self.links.entry(address).or_default().push(uplink.name);
         }
-        self.took(plan.announced, &inputs.permitted);
+        self.took(announced, &inputs.permitted);
         self.deps.sources.set_announced(self.announced.keys().chain(&kept).copied().collect());
         self.report(&problems);
         let again = now.checked_add(again).unwrap_or(now);
