@@ -105,24 +105,13 @@ impl HandshakeLimiter {
             self.proven = 0;
             self.proven_by_address.clear();
         }
-        if self.handshakes >= MAX_HANDSHAKES {
-            return true;
-        }
-        self.handshakes = self.handshakes.saturating_add(1);
-        let count = self.by_address.entry(network(from)).or_default();
-        *count = count.saturating_add(1);
-        *count > max_of(from)
+        // What one sender sends beyond its share brings no other sender under load.
+        takes(&mut self.handshakes, MAX_HANDSHAKES, &mut self.by_address, from).is_none()
     }
 
     /// Counts a message whose sender owns its address, and says whether it is one too many.
     fn admits_proven(&mut self, from: IpAddr) -> bool {
-        if self.proven >= MAX_PROVEN {
-            return false;
-        }
-        self.proven = self.proven.saturating_add(1);
-        let count = self.proven_by_address.entry(network(from)).or_default();
-        *count = count.saturating_add(1);
-        *count <= max_of(from)
+        takes(&mut self.proven, MAX_PROVEN, &mut self.proven_by_address, from).is_some()
     }
 
     /// The cookie of a sender: a MAC of its address and port with a secret that changes every 120 s (WireGuard paper 5.4.7).
@@ -173,6 +162,18 @@ impl<'a> Signed<'a> {
         let (body, mac1) = signed.split_last_chunk::<MAC_LENGTH>()?;
         Some(Self { sender, body, mac1, mac2 })
     }
+}
+
+/// Counts a message of this address; `None`, and nothing is counted, if it or all of them have had their share of this second.
+fn takes(all: &mut u32, most: u32, each: &mut BTreeMap<IpAddr, u32>, from: IpAddr) -> Option<()> {
+    let network = network(from);
+    let count = each.get(&network).copied().unwrap_or_default();
+    if *all >= most || count >= max_of(from) {
+        return None;
+    }
+    *all = all.saturating_add(1);
+    each.insert(network, count.saturating_add(1));
+    Some(())
 }
 
 /// How many messages of its network one address may send in a second.
@@ -320,6 +321,36 @@ mod tests {
         }
         test.flood(1_000);
         assert_eq!(test.check("192.0.2.1:7", &message, 1_000), Verdict::Accept, "in the next second");
+    }
+
+    /// It repeats one message as fast as it can.
+    #[test]
+    fn a_sender_with_its_cookie_takes_nothing_from_the_others() {
+        let mut test = Test::new();
+        let proven = |test: &mut Test, from: &str| {
+            let mut macs = MacSender::new(&OURS);
+            let first = signed(&mut macs, INITIATION_LENGTH, test.start);
+            let cookie = cookie_of(test.check(from, &first, 0));
+            macs.receive_cookie(&cookie, test.start).unwrap();
+            signed(&mut macs, INITIATION_LENGTH, test.start)
+        };
+        test.flood(0);
+        let [hostile, honest] = ["192.0.2.1:7", "192.0.2.2:7"].map(|from| (from, proven(&mut test, from)));
+        let accepted =
+            (0..20_000).filter(|_| test.check(hostile.0, &hostile.1, 1) == Verdict::Accept).count();
+        assert_eq!(accepted, MAX_HANDSHAKES_PER_ADDRESS as usize);
+        assert_eq!(test.check(honest.0, &honest.1, 2), Verdict::Accept);
+        assert_eq!(test.limiter.proven_by_address.len(), 2);
+    }
+
+    #[test]
+    fn a_sender_beyond_its_share_brings_no_other_under_load() {
+        let mut test = Test::new();
+        let message = signed(&mut MacSender::new(&OURS), INITIATION_LENGTH, test.start);
+        let cookies =
+            (0..20_000).filter(|_| matches!(test.check("192.0.2.1:7", &message, 0), Verdict::Cookie(_)));
+        assert_eq!(cookies.count(), 20_000 - MAX_HANDSHAKES_PER_ADDRESS as usize);
+        assert_eq!(test.check("192.0.2.2:7", &message, 0), Verdict::Accept);
     }
 
     #[test]
