@@ -216,6 +216,25 @@ impl Registry {
         Ok(refused)
     }
 
+    /// How many clients of a Node an update would make, change or remove.
+    pub fn changes(&self, node: &str, update: &Update) -> usize {
+        let claims = self.nodes.get(node).map(|of_node| &of_node.claims);
+        let present = |uid: &str| claims.and_then(|claims| claims.get(uid)).map(|claim| &claim.client);
+        let is_new = |client: &&Client| present(&client.uid) != Some(client);
+        match update {
+            Update::All(all) => {
+                let stays: BTreeSet<&str> = all.iter().map(|client| client.uid.as_str()).collect();
+                let gone =
+                    claims.into_iter().flat_map(BTreeMap::keys).filter(|uid| !stays.contains(uid.as_str()));
+                gone.count().saturating_add(all.iter().filter(is_new).count())
+            }
+            Update::Change(set, removed) => {
+                let gone = removed.iter().filter(|uid| present(uid).is_some());
+                gone.count().saturating_add(set.iter().filter(is_new).count())
+            }
+        }
+    }
+
     fn next(&mut self) -> u64 {
         self.last = self.last.wrapping_add(1);
         self.last

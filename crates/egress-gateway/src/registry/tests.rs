@@ -248,3 +248,18 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn an_update_that_says_what_is_known_changes_nothing() {
+    let mut registry = registry(&[]);
+    let known = vec![client("1", "10.1.0.1"), client("2", "10.1.0.2")];
+    let changes = |registry: &Registry, update| registry.changes("a", &update);
+    assert_eq!(changes(&registry, Update::All(known.clone())), 2);
+    all(&mut registry, "a", &[("1", "10.1.0.1"), ("2", "10.1.0.2")]);
+    registry.begin("a");
+    assert_eq!(changes(&registry, Update::All(known)), 0, "as after a restart of the node program");
+    assert_eq!(changes(&registry, Update::All(Vec::new())), 2);
+    assert_eq!(changes(&registry, Update::All(vec![client("1", "10.1.0.9")])), 2);
+    let removed = vec!["2".to_owned(), "unknown".to_owned()];
+    assert_eq!(changes(&registry, Update::Change(vec![client("3", "10.1.0.3")], removed)), 2);
+}

@@ -1,7 +1,7 @@
 //! TLS connections of node programs: how many, of which address, and how long without an accepted token.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,6 +26,8 @@ const STRANGER: Duration = Duration::from_secs(15);
 const MAX_CONNECTIONS: usize = 8192;
 /// Connections of one address.
 const MAX_PER_SOURCE: usize = 16;
+/// Connections of a network of IPv6 (/64), in which one host has all addresses it likes, and others may be nodes as well.
+const MAX_PER_NETWORK: usize = 2048;
 
 /// Where a connection comes from.
 #[derive(Debug, Clone)]
@@ -42,7 +44,7 @@ pub(crate) struct Connection {
     caller: Caller,
     /// Until it must be known.
     deadline: Pin<Box<Sleep>>,
-    _counted: Counted<IpAddr>,
+    _counted: [Counted<IpAddr>; 2],
 }
 
 /// Accepts connections; their handshakes run beside each other.
@@ -52,11 +54,15 @@ pub(crate) async fn accept_all(
     ready: mpsc::Sender<io::Result<Connection>>,
 ) {
     let connections = ConnectionLimits::new(MAX_CONNECTIONS, MAX_PER_SOURCE);
+    let networks = ConnectionLimits::new(MAX_CONNECTIONS, MAX_PER_NETWORK);
     let mut handshakes = JoinSet::new();
     loop {
         tokio::select! {
             (stream, source) = fairlead_tls::accept(listener) => {
-                if let Some(counted) = connections.begin(source.ip().to_canonical()) {
+                let address = source.ip().to_canonical();
+                let counted = networks.begin(network(address)).zip(connections.begin(address));
+                if let Some((network, address)) = counted {
+                    let counted = [address, network];
                     handshakes.spawn(handshake(stream, source, counted, tls.clone(), ready.clone()));
                 }
             },
@@ -67,10 +73,18 @@ pub(crate) async fn accept_all(
     }
 }
 
+/// An IPv4 address, or the 64 bits of an IPv6 address that one host may choose from.
+fn network(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)).into(),
+    }
+}
+
 async fn handshake(
     stream: TcpStream,
     source: SocketAddr,
-    counted: Counted<IpAddr>,
+    counted: [Counted<IpAddr>; 2],
     tls: TlsAcceptor,
     ready: mpsc::Sender<io::Result<Connection>>,
 ) {
@@ -82,7 +96,7 @@ async fn handshake(
         Ok(Err(error)) => return tracing::debug!(%source, %error, "a TLS handshake failed"),
         Err(_) => return tracing::debug!(%source, "a TLS handshake took too long"),
     };
-    let caller = Caller { address: counted.source(), is_known: Arc::default() };
+    let caller = Caller { address: source.ip().to_canonical(), is_known: Arc::default() };
     let deadline = Box::pin(sleep(STRANGER));
     // It fails only when the server ends.
     let _ = ready.send(Ok(Connection { stream, caller, deadline, _counted: counted })).await;

@@ -1,6 +1,7 @@
 //! The registration server: gRPC over TLS 1.3, with a certificate that is made at the start. Which clients are accepted is decided in
 //! [`crate::registry`].
 
+mod changes;
 mod connections;
 mod session;
 
@@ -20,6 +21,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
+use self::changes::Changes;
 use self::connections::Caller;
 use self::session::{Context, Session};
 use crate::certificate::OwnCertificate;
@@ -98,7 +100,7 @@ pub(crate) async fn serve(
     metrics: Metrics,
     stopping: CancellationToken,
 ) -> anyhow::Result<()> {
-    let context = Arc::new(Context { shared, reviewer, metrics, stopping });
+    let context = Arc::new(Context { shared, reviewer, metrics, changes: Changes::default(), stopping });
     let (ready, incoming) = mpsc::channel(INCOMING);
     let stopping = context.stopping.clone();
     let service = RegistrationServer::new(Service(context)).max_decoding_message_size(MAX_MESSAGE);

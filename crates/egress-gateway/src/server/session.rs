@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 
+use super::changes::Changes;
 use super::connections::Caller;
 use crate::metrics::Metrics;
 use crate::registry::{Client, ProtocolError, Reason, Refusal, StreamId, Update};
@@ -29,6 +30,7 @@ pub(super) struct Context {
     pub(super) shared: Arc<Shared>,
     pub(super) reviewer: Reviewer,
     pub(super) metrics: Metrics,
+    pub(super) changes: Changes,
     pub(super) stopping: CancellationToken,
 }
 
@@ -201,6 +203,12 @@ impl Session {
                 Update::Change(parsed, removed)
             }
         };
+        let changes = self.context.shared.registry(|registry| registry.changes(&node, &update));
+        let pause = self.context.changes.pause(&node, changes, std::time::Instant::now());
+        if !pause.is_zero() {
+            tracing::warn!(node, ?pause, "the clients of a Node change too fast");
+            self.while_valid(tokio::time::sleep(pause)).await?;
+        }
         let kept = self.context.shared.registry(|registry| registry.update(&node, stream, update));
         refused.extend(kept.map_err(protocol)?);
         self.settle(&node, &named).await?;
@@ -235,8 +243,6 @@ impl Session {
     /// Waits until the watches have shown what the clients need, for a moment, and until the data path has what is accepted.
     async fn settle(&mut self, node: &str, named: &BTreeSet<String>) -> Result<(), Status> {
         let shared = Arc::clone(&self.context.shared);
-        let Some(known) = &self.known else { return Ok(()) };
-        let (replaced, expires) = (known.replaced.clone(), known.expires);
         let mut version = shared.version();
         let waits_for_facts = |shared: &Shared| {
             let refusals = shared.refusals(node);
@@ -245,17 +251,20 @@ impl Session {
         let facts = async { while waits_for_facts(&shared) && version.changed().await.is_ok() {} };
         let _ = timeout(FACTS, facts).await;
         let wanted = shared.registry(|registry| registry.version());
-        let in_place = &mut self.in_place;
-        let in_place = async {
-            let has = |in_place: &InPlace| in_place.version.is_some_and(|version| version >= wanted);
-            in_place.wait_for(has).await.is_ok()
-        };
+        let mut in_place = self.in_place.clone();
+        let has = |in_place: &InPlace| in_place.version.is_some_and(|version| version >= wanted);
+        self.while_valid(async { drop(in_place.wait_for(has).await) }).await
+    }
+
+    /// Waits, as long as the stream may go on.
+    async fn while_valid(&self, work: impl Future<Output = ()>) -> Result<(), Status> {
+        let Some(known) = &self.known else { return Ok(()) };
         tokio::select! {
             biased;
-            () = replaced.cancelled() => Err(protocol(ProtocolError::Replaced)),
+            () = known.replaced.cancelled() => Err(protocol(ProtocolError::Replaced)),
             () = self.context.stopping.cancelled() => Err(Status::unavailable("Ending: the gateway ends")),
-            () = sleep_until(expires) => Err(Status::unauthenticated("TokenExpired: send a Hello with another token in time")),
-            _ = in_place => Ok(()),
+            () = sleep_until(known.expires) => Err(Status::unauthenticated("TokenExpired: send a Hello with another token in time")),
+            () = work => Ok(()),
         }
     }
 
