@@ -13,14 +13,15 @@ use fairlead_cluster::subsystem::Subsystem;
 use fairlead_cluster::writes::is_stale;
 use fairlead_egress::objects::selector_of_all;
 use fairlead_egress::sources::{
-    self, ANNOTATION_MEMBER_PREFIX, Claimed, Plan, ROLE, Refusal, Resting, gone_members, is_ours,
-    members_lease, permit, plan, role, role_binding,
+    self, ANNOTATION_MEMBER_PREFIX, Claimed, Plan, ROLE, Refusal, Resting, asking_to_leave, gone_members,
+    is_ours, members_lease, permit, plan, role, role_binding,
 };
 use fairlead_egress::status::Finding;
 use ipnet::IpNet;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -33,6 +34,8 @@ use super::write::{MANAGER, Writer};
 
 /// Signals of what is watched.
 pub(super) const KINDS: usize = 5;
+/// Gateways of an Egress that are looked for at once: what one wrote into its list does not hold up the other Egresses.
+const MAX_GONE: usize = 8;
 
 /// What the leader knows and does.
 pub(super) struct SourceAddresses {
@@ -199,7 +202,7 @@ impl SourceAddresses {
                 let failure = create(&leases, lease).await.err();
                 decision.failure = failure.or_else(|| decision.failure.take());
             }
-            self.remove_members(watched, &leases, egress).await;
+            self.update_members(watched, &leases, egress).await;
         }
     }
 
@@ -259,23 +262,35 @@ impl SourceAddresses {
         }
     }
 
-    /// Removes gateways whose pod is gone from the list. A gateway that is not in it may be left out of account, so the API server is asked
-    /// whether the pod is really gone.
-    async fn remove_members(&self, watched: &Watched, leases: &Api<Lease>, egress: &Egress) {
+    /// Removes gateways whose pod is gone from the list, and asks those to leave whose pod is no gateway of the Egress any more, because its
+    /// labels were changed: no node announces what they hold. A gateway that is not in the list may be left out of account, so the API server
+    /// is asked whether the pod is really gone.
+    async fn update_members(&self, watched: &Watched, leases: &Api<Lease>, egress: &Egress) {
         let namespace = egress.namespace().unwrap_or_default();
         let name = members_lease(&egress.name_any());
         let Some(lease) = watched.leases.get(&ObjectRef::new(&name).within(&namespace)) else { return };
         let pods = watched.pods.state();
-        let of_namespace = pods.iter().filter(|pod| pod.namespace().as_deref() == Some(&namespace));
-        let pods = of_namespace.map(|pod| (pod.name_any(), pod.uid().unwrap_or_default())).collect();
+        let own = egress.name_any();
+        let is_gateway = |metadata: &ObjectMeta| gateway_of(metadata.labels.as_ref()) == Some(&own);
+        let of_egress = pods
+            .iter()
+            .filter(|pod| pod.namespace().as_deref() == Some(&namespace) && is_gateway(&pod.metadata));
+        let pods: BTreeSet<(String, String)> =
+            of_egress.map(|pod| (pod.name_any(), pod.uid().unwrap_or_default())).collect();
         let api = Api::<Pod>::namespaced(self.client.clone(), &namespace);
-        let mut gone = BTreeMap::<String, Option<String>>::new();
-        for (pod, uid) in gone_members(&lease, &pods) {
+        let annotation = |pod: &str| format!("{ANNOTATION_MEMBER_PREFIX}{pod}");
+        let asking = |pod: &str, leave| {
+            let value = lease.annotations().get(&annotation(pod))?;
+            Some((annotation(pod), Some(asking_to_leave(value, leave)?)))
+        };
+        let mut gone: BTreeMap<String, Option<String>> =
+            pods.iter().filter_map(|(pod, _)| asking(pod, false)).collect();
+        for (pod, uid) in gone_members(&lease, &pods).into_iter().take(MAX_GONE) {
             match api.get_metadata_opt(&pod).await {
-                Ok(Some(found))
-                    if found.metadata.uid.as_deref() == Some(&uid)
-                        && gateway_of(found.metadata.labels.as_ref()).is_some() => {}
-                Ok(_) => drop(gone.insert(format!("{ANNOTATION_MEMBER_PREFIX}{pod}"), None)),
+                Ok(Some(found)) if found.metadata.uid.as_deref() == Some(&uid) => {
+                    gone.extend(asking(&pod, true).filter(|_| !is_gateway(&found.metadata)));
+                }
+                Ok(_) => drop(gone.insert(annotation(&pod), None)),
                 Err(error) => {
                     tracing::warn!(namespace, pod, %error, "cannot read whether a gateway's pod is gone; retrying");
                 }
@@ -289,7 +304,7 @@ impl SourceAddresses {
             json!({ "metadata": { "resourceVersion": lease.resource_version(), "annotations": gone } });
         let parameters = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
         match leases.patch_metadata(&name, &parameters, &Patch::Merge(patch)).await {
-            Ok(_) => tracing::info!(namespace, gateways = ?gone.keys(), "gateways are gone"),
+            Ok(_) => tracing::info!(namespace, gateways = ?gone, "gateways are gone, or asked to leave"),
             Err(error) if is_stale(&error) => {}
             Err(error) => {
                 tracing::warn!(namespace, %error, "cannot remove gateways that are gone; retrying");

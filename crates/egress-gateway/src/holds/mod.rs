@@ -65,6 +65,8 @@ pub(crate) struct Inputs {
     pub(crate) members: watch::Receiver<Option<Arc<Members>>>,
     /// Whether this gateway is in the Lease of members.
     pub(crate) joined: watch::Receiver<bool>,
+    /// Whether it is to leave the source addresses to others, as one that is not healthy.
+    pub(crate) leaves: watch::Receiver<bool>,
     /// Slots of which the holder's connections have been copied.
     pub(crate) copies: watch::Receiver<BTreeSet<u32>>,
 }
@@ -199,9 +201,10 @@ impl Holds {
         let state = self.shared.condition();
         let copies = self.inputs.copies.borrow().clone();
         let in_place = self.shared.in_place().borrow().clone();
+        let leaves = *self.inputs.leaves.borrow();
         let round = self.machine.with(|hold, now| {
             if in_place.version.is_some() {
-                hold.set_healthy(!state.unhealthy);
+                hold.set_healthy(!state.unhealthy && !leaves);
             }
             if state.draining {
                 hold.drain();

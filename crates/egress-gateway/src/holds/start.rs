@@ -93,7 +93,7 @@ fn start(
         listen: (Ipv6Addr::UNSPECIFIED, EGRESS_PEER_PORT).into(),
     };
     let hold = Arc::clone(machine) as _;
-    let Started { peers, complete, joined } =
+    let Started { peers, complete, joined, leaves } =
         peers::start(supervisor, &context.client, gateway, hold, copies)?;
     let holds = Holds {
         machine: Arc::clone(machine),
@@ -104,7 +104,7 @@ fn start(
         earlier: context.table.deadlines(),
         shared: Arc::clone(&context.shared),
         metrics: context.metrics.clone(),
-        inputs: Inputs { members: peers.members(), joined, copies: complete },
+        inputs: Inputs { members: peers.members(), joined, leaves, copies: complete },
         slots: slots.clone(),
         current: Vec::new(),
         writes: JoinSet::new(),

@@ -26,8 +26,11 @@ use crate::sync::outgoing::BATCH;
 
 /// Longest TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(3);
-/// Connections that are accepted, also of strangers: each member dials one, and another when that has failed.
+/// Connections from addresses of members that are accepted: each dials one, and another when that has failed.
 const MAX_CONNECTIONS: usize = 4 * MAX_MEMBERS;
+/// Connections from other addresses: of strangers, of a member that the Lease does not show yet, or of one whose packets have the address of
+/// a NAT.
+const MAX_OTHERS: usize = 2 * MAX_MEMBERS;
 /// Of one address.
 const MAX_PER_SOURCE: usize = 8;
 /// How long what was sent may stay unacknowledged by the other host.
@@ -50,14 +53,17 @@ pub(super) async fn accept_all(
     identity: Identity,
     hold: Arc<dyn Hold>,
 ) -> Infallible {
-    let limits = ConnectionLimits::new(MAX_CONNECTIONS, MAX_PER_SOURCE);
+    let [of_members, of_others] =
+        [MAX_CONNECTIONS, MAX_OTHERS].map(|most| ConnectionLimits::new(most, MAX_PER_SOURCE));
     let mut tasks = JoinSet::new();
     // The newest connection of each member; it replaces the one before.
     let newest = Arc::new(std::sync::Mutex::new(BTreeMap::<String, AbortHandle>::new()));
     loop {
         tokio::select! {
             (stream, source) = fairlead_tls::accept(&listener) => {
-                let Some(counted) = limits.begin(source.ip().to_canonical()) else { continue };
+                let address = source.ip().to_canonical();
+                let limits = if peers.has_address(address) { &of_members } else { &of_others };
+                let Some(counted) = limits.begin(address) else { continue };
                 let (peers, identity, hold) = (Arc::clone(&peers), identity.clone(), Arc::clone(&hold));
                 let newest = Arc::clone(&newest);
                 tasks.spawn(async move {

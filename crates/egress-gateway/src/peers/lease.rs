@@ -34,6 +34,7 @@ pub struct Membership {
     cache: Cache<Lease>,
     members: watch::Sender<Option<Arc<Members>>>,
     joined: watch::Sender<bool>,
+    leaves: watch::Sender<bool>,
 }
 
 impl Membership {
@@ -57,6 +58,7 @@ impl Membership {
             cache,
             members: watch::Sender::default(),
             joined: watch::Sender::default(),
+            leaves: watch::Sender::default(),
         }
     }
 
@@ -68,6 +70,11 @@ impl Membership {
     /// Whether this gateway is in the Lease.
     pub fn joined(&self) -> watch::Receiver<bool> {
         self.joined.subscribe()
+    }
+
+    /// Whether the controller asks this gateway to leave the others the source addresses.
+    pub fn leaves(&self) -> watch::Receiver<bool> {
+        self.leaves.subscribe()
     }
 
     /// Follows the Lease, and keeps the own annotation in it. Cancelled, it removes that and returns.
@@ -124,8 +131,12 @@ impl Membership {
             }
             is_new
         });
+        let own = annotations.get(&self.key());
+        let asked = own.filter(|text| membership::is_asked_to_leave(text));
+        let leaves = asked.is_some_and(|text| Member::decode(text).as_ref() == Ok(&self.member));
+        self.leaves.send_if_modified(|known| std::mem::replace(known, leaves) != leaves);
         // Without a Lease the controller permits no address, and there is nothing to write to.
-        lease.is_none() || annotations.get(&self.key()) == Some(&self.member.encode())
+        lease.is_none() || leaves || own == Some(&self.member.encode())
     }
 
     fn key(&self) -> String {

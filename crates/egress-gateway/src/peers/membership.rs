@@ -35,13 +35,16 @@ struct Entry {
     addresses: Vec<IpAddr>,
     /// SHA-256 of the public key info, in base64.
     key: String,
+    /// The controller asks it to leave: its pod is no gateway of the Egress any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    leave: bool,
 }
 
 impl Member {
     /// The value of its annotation.
     pub fn encode(&self) -> String {
         let Self { uid, addresses, key } = self.clone();
-        let entry = Entry { uid, addresses, key: STANDARD.encode(key) };
+        let entry = Entry { uid, addresses, key: STANDARD.encode(key), leave: false };
         // Texts and addresses are always JSON.
         serde_json::to_string(&entry).unwrap_or_default()
     }
@@ -54,7 +57,8 @@ impl Member {
         if text.len() > MAX_ENTRY {
             return Err(format!("it is longer than {MAX_ENTRY} bytes"));
         }
-        let Entry { uid, addresses, key } = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let Entry { uid, addresses, key, .. } =
+            serde_json::from_str(text).map_err(|error| error.to_string())?;
         let key = STANDARD.decode(&key).map_err(|error| format!("the key is not base64: {error}"))?;
         let key = key.try_into().map_err(|_| "the key is no SHA-256".to_owned())?;
         if addresses.is_empty() || addresses.len() > 2 {
@@ -62,6 +66,11 @@ impl Member {
         }
         Ok(Self { uid, addresses, key })
     }
+}
+
+/// Whether the controller asks the gateway of this annotation to leave.
+pub fn is_asked_to_leave(text: &str) -> bool {
+    text.len() <= MAX_ENTRY && serde_json::from_str::<Entry>(text).is_ok_and(|entry| entry.leave)
 }
 
 /// The gateways in the annotations of the Lease, and what is wrong with those that are left out.
@@ -114,6 +123,16 @@ mod tests {
     fn member() -> Member {
         let addresses = ["10.0.0.1", "fd00::1"].map(|text| text.parse().unwrap()).to_vec();
         Member { uid: "u-1".to_owned(), addresses, key: [7; 32] }
+    }
+
+    #[test]
+    fn a_gateway_that_is_asked_to_leave_is_one_until_it_has() {
+        let text = member().encode();
+        let asked = text.replace("{\"uid\"", "{\"leave\":true,\"uid\"");
+        assert_eq!(Member::decode(&asked), Ok(member()));
+        assert!(
+            is_asked_to_leave(&asked) && !is_asked_to_leave(&text) && !is_asked_to_leave("{\"leave\":true}")
+        );
     }
 
     #[test]

@@ -211,6 +211,12 @@ impl Peers {
         members.find(|(_, member)| member.key == *key).map(|(pod, _)| pod.clone())
     }
 
+    /// Whether the Lease shows a member with this address.
+    fn has_address(&self, address: IpAddr) -> bool {
+        let members = self.members.borrow();
+        members.iter().flat_map(|members| members.values()).any(|member| member.addresses.contains(&address))
+    }
+
     /// Whether the Lease still shows this member with this key.
     fn is_member(&self, pod: &str, key: &PublicKeyHash) -> bool {
         let members = self.members.borrow();

@@ -46,6 +46,8 @@ pub struct Started {
     pub complete: watch::Receiver<BTreeSet<u32>>,
     /// Whether this gateway is in the Lease.
     pub joined: watch::Receiver<bool>,
+    /// Whether the controller asks it to leave the others the source addresses.
+    pub leaves: watch::Receiver<bool>,
 }
 
 /// Starts all of it: the subsystem `membership` writes this gateway into the Lease, and out of it when it is stopped; `peers` has the
@@ -69,12 +71,12 @@ pub fn start(
     let subsystem = supervisor.subsystem("membership");
     let membership = Membership::start(subsystem, client, &egress, pod.name, member);
     let (peers, heard) = Peers::new(membership.members());
-    let joined = membership.joined();
+    let (joined, leaves) = (membership.joined(), membership.leaves());
     subsystem.spawn_graceful("own annotation", |stop| membership.run(stop));
     let copier = Copier::new(Arc::clone(&peers), heard, copies.slots, copies.addresses, copies.metrics);
     let complete = copier.complete();
     let subsystem = supervisor.subsystem("peers");
     subsystem.spawn_graceful("copies of connections", |stop| copier.run(stop));
     subsystem.spawn("connections", Arc::clone(&peers).run(listener, identity, listen.port(), hold));
-    Ok(Started { peers, complete, joined })
+    Ok(Started { peers, complete, joined, leaves })
 }

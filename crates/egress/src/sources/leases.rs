@@ -22,6 +22,8 @@ pub const ANNOTATION_MEMBER_PREFIX: &str = "gateway.egress.coil.cybozu.com/";
 /// Role and RoleBinding in each namespace with such an Egress.
 pub const ROLE: &str = "coil-egress-source-addresses";
 const SOURCE: &str = "-source-";
+/// Field of the annotation of a gateway by which the controller asks it to leave.
+const LEAVE: &str = "leave";
 
 /// Name of the Lease with the gateways of an Egress.
 pub fn members_lease(egress: &str) -> String {
@@ -117,6 +119,18 @@ pub fn is_ours(egress: &str, lease: &Lease) -> bool {
     let is_instance = labels.and_then(|labels| labels.get(LABEL_APP_INSTANCE)).is_some_and(|it| it == egress);
     let name = lease.metadata.name.as_deref().unwrap_or_default();
     is_instance && (name == members_lease(egress) || slot_of(egress, name).is_some())
+}
+
+/// The annotation of a member with (or without) the request to leave; `None` if it says so already, or is of no gateway.
+pub fn asking_to_leave(value: &str, leave: bool) -> Option<String> {
+    let mut entry: serde_json::Map<String, Value> = serde_json::from_str(value).ok()?;
+    let is_asked = entry.get(LEAVE).and_then(Value::as_bool).unwrap_or_default();
+    if leave {
+        entry.insert(LEAVE.to_owned(), true.into());
+    } else {
+        entry.remove(LEAVE);
+    }
+    (is_asked != leave).then(|| Value::from(entry).to_string())
 }
 
 /// The pods whose annotation in the Lease of members is of none of these pods (names with UIDs).

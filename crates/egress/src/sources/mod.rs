@@ -17,8 +17,8 @@ use fairlead_api::resources::{EgressSourceAddress, EgressSpec, EgressStatus};
 
 pub use leases::{
     ANNOTATION_ADDRESSES, ANNOTATION_MEMBER_PREFIX, ANNOTATION_SUCCESSOR, ROLE, SlotLease, addresses_of,
-    gone_members, is_ours, lease_patch, leases, members_lease, role, role_binding, slot_lease, slot_of,
-    source_lease,
+    asking_to_leave, gone_members, is_ours, lease_patch, leases, members_lease, role, role_binding,
+    slot_lease, slot_of, source_lease,
 };
 pub use permission::{Claimed, Ranges, Refusal, permit};
 pub use plan::{Plan, Resting, plan};

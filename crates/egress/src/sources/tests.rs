@@ -1,4 +1,4 @@
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::hold::{Write, WriteKind};
@@ -127,6 +127,17 @@ fn members_whose_pods_are_gone_are_found_by_their_uids() {
     let pods = [("a", "1"), ("b", "3")].map(|(name, uid)| (name.to_owned(), uid.to_owned()));
     let gone: Vec<String> = gone_members(&lease, &pods.into()).into_iter().map(|(name, _)| name).collect();
     assert_eq!(gone, ["b", "c"]);
+}
+
+#[test]
+fn a_member_is_asked_to_leave_once_and_to_stay_again() {
+    let written = r#"{"uid":"1","addresses":["10.0.0.1"],"key":"AA=="}"#;
+    let asked = asking_to_leave(written, true).unwrap();
+    assert!(asked.contains(r#""leave":true"#) && asked.contains(r#""uid":"1""#), "{asked}");
+    assert_eq!(asking_to_leave(&asked, true), None);
+    let stays: Value = serde_json::from_str(&asking_to_leave(&asked, false).unwrap()).unwrap();
+    assert_eq!(stays, serde_json::from_str::<Value>(written).unwrap());
+    assert_eq!((asking_to_leave(written, false), asking_to_leave("nonsense", true)), (None, None));
 }
 
 #[test]

@@ -183,6 +183,30 @@ fn all_gateways_know_the_connections_and_none_is_lost_when_programs_and_gateways
     no_client_address_was_seen(&cluster);
 }
 
+/// As is done to look at a pod while others take its place.
+#[test]
+fn a_gateway_whose_labels_are_changed_leaves_its_addresses_to_another_one() {
+    let cluster = BED.alone();
+    let room = Room::new(&cluster, "relabelled");
+    let place = network(&cluster, &clients(&room, 1)[0]);
+    is_held(&cluster, &place);
+    let before = holder(&cluster);
+    let label =
+        ["-n", FLOATING, "label", "pod", &before.name, "--overwrite", "app.kubernetes.io/instance=looked-at"];
+    let began = Instant::now();
+    cluster.kubectl(&label).unwrap();
+    let moved = || {
+        let found = holder(&cluster);
+        ensure!(found.name != before.name, "still {before:?}");
+        Ok(())
+    };
+    eventually(TIMEOUT, moved).unwrap();
+    is_held(&cluster, &place);
+    println!("another gateway is used {:.1} s after the labels were changed", began.elapsed().as_secs_f64());
+    cluster.kubectl(&["-n", FLOATING, "delete", "pod", &before.name]).unwrap();
+    cluster.kubectl(&["-n", FLOATING, "rollout", "status", "deployment/nat", "--timeout=120s"]).unwrap();
+}
+
 #[test]
 fn connections_go_on_when_the_holders_node_loses_its_power() {
     let mut cluster = BED.alone();
