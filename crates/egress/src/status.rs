@@ -1,10 +1,12 @@
 //! What the status of an Egress says.
 
+use fairlead_api::names::{EGRESS_COMPONENT, FOU_PORT};
 use fairlead_api::resources::{Egress, EgressSourceAddress, EgressStatus};
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use serde_json::Value;
 
-use crate::objects::pod_labels;
+use crate::objects::{arguments, pod_labels};
 use crate::selectors::PodSelectors;
 
 /// Type of the condition that says whether gateways are there.
@@ -53,7 +55,7 @@ impl Finding {
             message.push_str(": ");
             message.push_str(&failure);
         }
-        if let Some(warning) = short_grace(egress) {
+        for warning in [short_grace(egress), replaced_arguments(egress)].into_iter().flatten() {
             message.push_str("; ");
             message.push_str(&warning);
         }
@@ -75,6 +77,25 @@ fn short_grace(egress: &Egress) -> Option<String> {
     (grace < i64::from(drain)).then(|| {
         format!(
             "spec.template.spec.terminationGracePeriodSeconds ({grace}) ends gateways before spec.drainSeconds ({drain}): make it longer, or leave it out"
+        )
+    })
+}
+
+/// That arguments of the template, which replace all, leave out what the Egress says.
+fn replaced_arguments(egress: &Egress) -> Option<String> {
+    let template = egress.spec.template.as_ref()?.spec.as_ref()?;
+    let containers = template.get("containers")?.as_array()?;
+    let own =
+        containers.iter().find(|it| it.get("name").and_then(Value::as_str) == Some(EGRESS_COMPONENT))?;
+    let given: Vec<&str> = own.get("args")?.as_array()?.iter().filter_map(Value::as_str).collect();
+    let flag = |argument: &str| argument.split('=').next().unwrap_or_default().to_owned();
+    let flags: Vec<String> = given.iter().map(|argument| flag(argument)).collect();
+    let missing = arguments(egress, FOU_PORT).into_iter().filter(|wanted| !flags.contains(&flag(wanted)));
+    let missing: Vec<String> = missing.collect();
+    (!given.is_empty() && !missing.is_empty()).then(|| {
+        format!(
+            "the arguments in spec.template replace all others: add {} to have what the spec says",
+            missing.join(" ")
         )
     })
 }
@@ -203,6 +224,23 @@ mod tests {
             spec.drainSeconds (300): make it longer, or leave it out";
         assert_eq!(message(300, 60), expected);
         assert_eq!(message(60, 60), "2 of 2 gateways are available");
+    }
+
+    #[test]
+    fn arguments_of_the_template_that_leave_out_what_the_spec_says_are_named() {
+        let message = |args: Value| {
+            let mut egress = egress(&json!({}));
+            (egress.spec.drain_seconds, egress.spec.fou_source_port_auto) = (60, true);
+            let template = json!({ "spec": { "containers": [{ "name": "egress", "args": args }] } });
+            egress.spec.template = Some(serde_json::from_value(template).unwrap());
+            Finding::of(&egress, Some(&deployment(&json!({ "availableReplicas": 2 })))).message
+        };
+        let expected = "2 of 2 gateways are available; the arguments in spec.template replace all others: \
+            add --enable-sport-auto=true --drain-seconds=60 to have what the spec says";
+        assert_eq!(message(json!(["--log-level=debug"])), expected);
+        for complete in [json!(["--enable-sport-auto", "--drain-seconds=90"]), json!([])] {
+            assert_eq!(message(complete), "2 of 2 gateways are available");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::net::Ipv6Addr;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use fairlead_api::names::EGRESS_REGISTRATION_PORT;
 use fairlead_cluster::http::MetricsAddress;
 use fairlead_egress::EgressName;
 use fairlead_node::{Access, EgressSwitches};
@@ -108,7 +109,7 @@ pub(crate) fn egress_gateway(arguments: EgressGatewayArguments) -> anyhow::Resul
         uplink: EGRESS_UPLINK.to_owned(),
         port: arguments.fou_port,
         source_port_auto: arguments.enable_sport_auto,
-        registration: (Ipv6Addr::UNSPECIFIED, arguments.registration_port).into(),
+        registration: (Ipv6Addr::UNSPECIFIED, EGRESS_REGISTRATION_PORT).into(),
         node_user: arguments.node_user,
         metrics: MetricsAddress { address: arguments.metrics_addr, secure: false },
         health: arguments.health_addr,

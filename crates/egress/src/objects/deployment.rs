@@ -124,7 +124,7 @@ fn complete_container(
 
 /// What the program is told unless the template has arguments, which are kept as they are. Of what has a default only another value:
 /// so a gateway of Coil starts, and an upgrade of the controller alone replaces no gateway.
-fn arguments(egress: &Egress, port: u16) -> Vec<String> {
+pub(crate) fn arguments(egress: &Egress, port: u16) -> Vec<String> {
     let port = (port != FOU_PORT).then(|| format!("--fou-port={port}"));
     let auto = egress.spec.fou_source_port_auto.then(|| "--enable-sport-auto=true".to_owned());
     let drain = egress.spec.drain_seconds;

@@ -26,6 +26,7 @@ use serde_json::Value;
 
 use crate::destinations::{Destinations, InvalidDestination};
 
+pub(crate) use deployment::arguments;
 pub use service::take_back_ports;
 
 /// What gateways have that their Egress does not say.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use clap::Args;
-use fairlead_api::names::{EGRESS_REGISTRATION_PORT, FOU_PORT};
+use fairlead_api::names::FOU_PORT;
 use fairlead_controller::egress::OwnPod;
 use ipnet::IpNet;
 
@@ -84,9 +84,6 @@ pub(crate) struct EgressGatewayArguments {
     #[arg(long, value_name = "BOOL", default_value = "false", num_args = 0..=1, require_equals = true,
         default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(crate) enable_sport_auto: bool,
-    /// TCP port at which node programs register clients
-    #[arg(long, value_name = "PORT", default_value_t = EGRESS_REGISTRATION_PORT, value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) registration_port: u16,
     /// User name of node programs, as the API server knows it
     #[arg(long, value_name = "NAME", default_value = NODE_USER)]
     pub(crate) node_user: String,
@@ -166,7 +163,7 @@ mod tests {
         };
         let arguments = parse(&[]);
         assert_eq!((arguments.metrics_addr.port(), arguments.health_addr.port()), (8080, 8081));
-        assert_eq!((arguments.fou_port, arguments.registration_port), (5555, 5556));
+        assert_eq!(arguments.fou_port, 5555);
         assert_eq!((arguments.drain_seconds.as_secs(), arguments.pod_addresses.len()), (300, 2));
         assert!(!arguments.enable_sport_auto && arguments.without_effect().is_empty());
         let flags = [
