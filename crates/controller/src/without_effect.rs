@@ -85,7 +85,8 @@ fn of_mesh(mesh: &WireKubeMesh, now: jiff::Timestamp) -> Option<Value> {
 fn of_egress(egress: &Egress, now: jiff::Timestamp) -> Option<Value> {
     let present = egress.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let Time(created) = egress.metadata.creation_timestamp.as_ref()?;
-    if present.iter().any(|it| it.type_ == READY) || now.duration_since(*created) < CONTROLLER_PATIENCE {
+    if present.iter().any(|it| it.type_ == READY) || now.duration_since(*created).abs() < CONTROLLER_PATIENCE
+    {
         return None;
     }
     let message =

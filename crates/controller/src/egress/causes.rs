@@ -103,7 +103,8 @@ async fn of_itself(pod: &Pod) -> Option<Cause> {
 /// Whether a pod should be ready by now, and is not.
 fn is_due(pod: &Pod, now: Timestamp) -> bool {
     let made = pod.metadata.creation_timestamp.as_ref();
-    let is_old = made.is_some_and(|made| now.duration_since(made.0).as_secs() >= STARTING);
+    // One of the clocks may be wrong: it cannot be so new as to be made in the future.
+    let is_old = made.is_some_and(|made| now.duration_since(made.0).as_secs().saturating_abs() >= STARTING);
     let is_ready = condition(pod, "Ready").is_some_and(|ready| ready.status == "True");
     // One that was evicted stays, and another one takes its place.
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
