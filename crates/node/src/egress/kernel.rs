@@ -12,7 +12,7 @@ use fairlead_api::fou::is_link_name;
 use fairlead_dataplane::egress_client::{self, ClientRouting, Replies, Step, Target};
 use fairlead_dataplane::uplink::{self, SysctlError};
 use fairlead_egress::client::replies_by_uplink;
-use fairlead_fou::{Peer, Settings, TunnelLink, Tunnels};
+use fairlead_fou::{Peer, Settings, TunnelLink, Tunnels, link_mtu};
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{
     ChangeSignal, FilterHook, KIND_IFB, KIND_IP6TNL, KIND_IPIP, Link, RouteSocket, delete_link,
@@ -115,6 +115,12 @@ pub(crate) fn differences(place: Place<'_>, desired: &Desired) -> Result<Vec<Str
         match socket.link_by_name(&tunnel.link)? {
             Some(link) if is_kernel_tunnel(&link) && link.up => drop(links.insert(link.name, link.index)),
             Some(link) if link.kind.as_deref() == Some(KIND_IFB) && link.up => {
+                if (link.mtu, &link.mac) != (link_mtu(IpFamily::of(tunnel.local), uplink.mtu), &uplink.mac) {
+                    found.push(format!(
+                        "link {} has not the MTU and address that follow from {}",
+                        link.name, place.ifname
+                    ));
+                }
                 if !has_program(&mut socket, link.index, FilterHook::Egress)? {
                     found.push(format!("link {} has no tunnel program", link.name));
                 }

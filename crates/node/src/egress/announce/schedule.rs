@@ -22,10 +22,11 @@ struct Entry {
 }
 
 impl Schedule {
-    /// The addresses that are here, and the uplinks of each. What is new is told from now on.
+    /// The addresses that are here, and the uplinks of each. What is new is told from now on, as is everything of an uplink that has
+    /// another link-layer address.
     pub(super) fn set(&mut self, here: &[(IpAddr, Uplink)], now: Instant) {
-        self.0.retain(|(address, link), _| {
-            here.iter().any(|(it, uplink)| (it, &uplink.link) == (address, link))
+        self.0.retain(|(address, _), entry| {
+            here.iter().any(|(it, uplink)| (it, uplink) == (address, &entry.uplink))
         });
         for (address, uplink) in here {
             let new = || Entry { uplink: uplink.clone(), at: Some(now), again: AGAIN.iter() };
