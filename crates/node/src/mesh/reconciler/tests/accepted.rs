@@ -2,12 +2,17 @@
 
 use super::*;
 
-#[test]
-fn a_prefix_is_accepted_from_the_former_gateway_all_the_time() {
+/// A device that was just opened.
+fn opened() -> (Shared, DeviceSlot) {
     let kernel = Shared::default();
     let mut slot = DeviceSlot::new(Preference::Auto, PathBuf::from("/nonexistent"));
-    let paths = paths();
-    slot.open(&mut FakeKernel(Arc::clone(&kernel)), paths.port(), "wire_kube", 1420).unwrap();
+    slot.open(&mut FakeKernel(Arc::clone(&kernel)), paths().port(), "wire_kube", 1420).unwrap();
+    (kernel, slot)
+}
+
+#[test]
+fn a_prefix_is_accepted_from_the_former_gateway_all_the_time() {
+    let (kernel, mut slot) = opened();
     let behind: IpNet = "10.244.3.0/24".parse().unwrap();
     let gateways = [key(1), key(2)];
     let of = |owner: PublicKey, prefix: bool| {
@@ -34,10 +39,7 @@ fn a_prefix_is_accepted_from_the_former_gateway_all_the_time() {
 
 #[test]
 fn a_change_of_what_is_accepted_alone_is_one_step_and_the_same_again_is_none() {
-    let kernel = Shared::default();
-    let mut slot = DeviceSlot::new(Preference::Auto, PathBuf::from("/nonexistent"));
-    let paths = paths();
-    slot.open(&mut FakeKernel(Arc::clone(&kernel)), paths.port(), "wire_kube", 1420).unwrap();
+    let (kernel, mut slot) = opened();
     let accepted = [(key(1), vec!["10.244.3.0/24".parse().unwrap()])].into();
     for _ in 0..2 {
         slot.change(&DeviceChange::default(), &accepted).unwrap();
