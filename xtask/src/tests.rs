@@ -123,13 +123,13 @@ fn run_ring(ring: &Ring, executables: &[Executable], filter: &[String]) -> Outco
         .iter()
         .filter(|executable| ring.packages.contains(&executable.package.as_str()))
         .collect();
-    let is_one_of = |executable: &Executable, names: &[&str]| {
+    let place = |executable: &Executable, names: &[&str]| {
         let file = executable.path.file_name().unwrap_or_default();
-        names.iter().any(|name| file.strip_prefix(name).is_some_and(|rest| rest.starts_with('-')))
+        names.iter().position(|name| file.strip_prefix(name).is_some_and(|rest| rest.starts_with('-')))
     };
     let (waiting, mut others): (Vec<&Executable>, Vec<&Executable>) =
-        of_ring.into_iter().partition(|executable| is_one_of(executable, ring.waiting));
-    others.sort_by_key(|executable| !is_one_of(executable, ring.long));
+        of_ring.into_iter().partition(|executable| place(executable, ring.waiting).is_some());
+    others.sort_by_key(|executable| place(executable, ring.first).unwrap_or(usize::MAX));
     let run = |executable: &Executable| run_one(executable, &programs, ring.options, filter, ring.limit);
     let outcomes = thread::scope(|scope| {
         let beside = scope.spawn(|| run_parallel(&waiting, 1, run));

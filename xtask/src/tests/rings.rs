@@ -11,8 +11,8 @@ pub(crate) struct Ring {
     pub(crate) packages: &'static [&'static str],
     /// Number of test executables that run concurrently: those of the first two rings mostly wait.
     pub(crate) parallel: usize,
-    /// Test executables that take longest: they begin first, so that none of them is left alone at the end.
-    pub(crate) long: &'static [&'static str],
+    /// Test executables that begin first, in this order: those that take longest, so that none of them is left alone at the end.
+    pub(crate) first: &'static [&'static str],
     /// Test executables that wait nearly all of the time: they run beside the others, one at a time.
     pub(crate) waiting: &'static [&'static str],
     /// It mostly waits for virtual machines, and runs beside the ring after it.
@@ -54,7 +54,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "xtask",
         ],
         parallel: 4,
-        long: &[],
+        first: &[],
         waiting: &[],
         beside_next: false,
         only_by_name: false,
@@ -77,7 +77,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "fairlead-bench",
         ],
         parallel: 3,
-        long: &[],
+        first: &[],
         waiting: &[],
         beside_next: false,
         only_by_name: false,
@@ -88,7 +88,7 @@ pub(crate) const RINGS: &[Ring] = &[
         name: "kube",
         packages: &["testbed-kube"],
         parallel: 2,
-        long: &[],
+        first: &[],
         waiting: &[],
         beside_next: false,
         only_by_name: false,
@@ -99,7 +99,7 @@ pub(crate) const RINGS: &[Ring] = &[
         name: "vm",
         packages: &["testbed-vm"],
         parallel: 1,
-        long: &[],
+        first: &[],
         waiting: &[],
         beside_next: true,
         only_by_name: false,
@@ -110,7 +110,7 @@ pub(crate) const RINGS: &[Ring] = &[
         name: "demo",
         packages: &["fairlead-demo"],
         parallel: 2,
-        long: &["relay", "gateways", "nat64", "discovery", "paths"],
+        first: &["relay", "gateways", "nat64", "discovery", "paths"],
         // A rekey takes two minutes to come; the others have few nodes, and wait for timeouts.
         waiting: &["clocks", "bypass", "slow_relay", "stun"],
         beside_next: false,
@@ -122,7 +122,9 @@ pub(crate) const RINGS: &[Ring] = &[
         name: "nodes",
         packages: &["testbed-nodes"],
         parallel: 1,
-        long: &[],
+        // The conformance tests run beside the first ones, outside of the cgroups of pods, which get little of a busy processor then. Those
+        // of egress send most, and allow no loss.
+        first: &["mesh", "outages", "egress"],
         // Small clusters, whose nodes start while the others' tests wait.
         waiting: &["router", "chained"],
         beside_next: false,
@@ -208,7 +210,7 @@ mod unit {
             let of_ring = packages.iter().filter(|package| ring.packages.contains(&package.name.as_str()));
             let programs: Vec<&str> =
                 of_ring.flat_map(|package| &package.targets).map(|target| target.name.as_str()).collect();
-            for name in ring.long.iter().chain(ring.waiting) {
+            for name in ring.first.iter().chain(ring.waiting) {
                 assert!(programs.contains(name), "{} has no program {name}", ring.name);
             }
         }
