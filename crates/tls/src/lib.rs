@@ -25,7 +25,7 @@ use rustls::pki_types::pem::PemObject as _;
 pub use any_certificate::{AnyCertificate, public_key_info};
 pub use backoff::{Backoff, part};
 pub use certificate::{Certificate, CertificateError, CertificateFiles};
-pub use limits::{ConnectionLimits, Counted};
+pub use limits::{ConnectionLimits, Counted, network};
 pub use tcp::{accept, dial, listen};
 
 /// The authorities that this host trusts (`SSL_CERT_FILE` and `SSL_CERT_DIR`, or the system's).

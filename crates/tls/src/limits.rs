@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -73,6 +74,14 @@ impl<S: Copy + Eq + Hash> Drop for Counted<S> {
                 open.remove(&self.source);
             }
         }
+    }
+}
+
+/// By what a caller is limited: its address, or of IPv6 the network (/64) in which one host has all addresses it likes.
+pub fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.into(),
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Callers by address: how often they ask, and what of theirs is here.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::{Limits, Refusal};
@@ -18,10 +18,7 @@ pub struct Source(Option<IpAddr>);
 impl Source {
     /// Of an address.
     pub fn of(ip: IpAddr) -> Self {
-        Self(Some(match ip.to_canonical() {
-            IpAddr::V4(ip) => ip.into(),
-            IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
-        }))
+        Self(Some(fairlead_tls::network(ip)))
     }
 
     /// No caller: what was restored from disk. It has no limits.

@@ -1,14 +1,14 @@
 //! TLS connections of node programs: how many, of which address, and how long without an accepted token.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use fairlead_tls::{ConnectionLimits, Counted};
+use fairlead_tls::{ConnectionLimits, Counted, network};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -70,14 +70,6 @@ pub(crate) async fn accept_all(
                 tracing::error!(%error, "a handshake's task failed");
             },
         }
-    }
-}
-
-/// An IPv4 address, or the 64 bits of an IPv6 address that one host may choose from.
-fn network(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V4(_) => address,
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)).into(),
     }
 }
 
