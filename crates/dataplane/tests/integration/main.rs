@@ -1,0 +1,30 @@
+//! The data plane against this machine's kernel, in network namespaces of each test.
+#![cfg(test)]
+
+mod bird;
+mod cleanup;
+mod corpus;
+mod egress_client;
+mod encapsulation;
+mod forwarding;
+mod kernel_wireguard;
+mod masquerade;
+mod mesh_common;
+mod mesh_idle;
+mod mesh_numbers;
+mod mesh_packets;
+mod mesh_table;
+mod no_ipv6;
+mod pods;
+mod pods_adopted;
+mod pods_common;
+mod pods_source_check;
+mod router;
+mod routes;
+mod routes_unchanged;
+mod source_addresses;
+mod uplink;
+mod wireguard_common;
+mod wireguard_embedded;
+mod wireguard_marked;
+mod wireguard_open;

@@ -1,0 +1,6 @@
+//! A relay and its clients over sockets of the loopback interface.
+#![cfg(test)]
+
+mod bed;
+mod corpus;
+mod server;

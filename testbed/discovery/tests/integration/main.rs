@@ -1,0 +1,5 @@
+//! The discovery server, judged by the published client of the protocol.
+#![cfg(test)]
+
+mod judge;
+mod replicas;

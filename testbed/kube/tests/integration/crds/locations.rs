@@ -1,0 +1,86 @@
+//! Who may say where a node is, and which networks its pods have: administrators and controllers, and not its kubelet.
+
+use std::time::{Duration, Instant};
+
+use crate::crds::bed::{bed, refused};
+
+/// kubectl as the kubelet of a node.
+fn kubelet(node: &str, arguments: &[&str]) -> Result<String, String> {
+    let user = format!("--as=system:node:{node}");
+    let arguments = [&[user.as_str(), "--as-group=system:nodes"], arguments].concat();
+    bed().plane.kubectl(&arguments).map_err(|error| format!("{error:#}"))
+}
+
+/// The API server puts a policy into force some time after it has accepted it.
+fn is_refused_soon(words: &str, attempt: impl Fn() -> Result<String, String>) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while attempt().is_ok() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    refused(attempt(), words);
+}
+
+#[test]
+fn a_stolen_kubelet_certificate_sets_no_location() {
+    let bed = bed();
+    bed.plane.apply("{apiVersion: v1, kind: Node, metadata: {name: n8}}").unwrap();
+    bed.plane.kubectl(&["label", "node", "n8", "topology.kubernetes.io/region=lab"]).unwrap();
+    for annotation in [
+        "kilo.squat.ai/location",
+        "kilo.squat.ai/leader",
+        "kilo.squat.ai/force-endpoint",
+        "kilo.squat.ai/force-internal-ip",
+        "kilo.squat.ai/allowed-location-ips",
+        "kilo.squat.ai/persistent-keepalive",
+        "wirekube.io/endpoint",
+        "wirekube.io/internal-ip",
+    ] {
+        let set = format!("{annotation}=lab");
+        let words = format!("a kubelet may not set or remove the annotation {annotation}");
+        is_refused_soon(&words, || kubelet("n8", &["annotate", "node", "n8", &set, "--dry-run=server"]));
+    }
+    // The status of a Node brings its annotations along.
+    let mut node = bed.get(&["node", "n8"]);
+    node["metadata"]["annotations"]["kilo.squat.ai/location"] = "lab".into();
+    let through_status = ["replace", "--raw", "/api/v1/nodes/n8/status", "-f", "-"];
+    let as_kubelet = [&["--as=system:node:n8", "--as-group=system:nodes"][..], &through_status].concat();
+    let replaced = bed.plane.kubectl_stdin(&as_kubelet, &node.to_string());
+    refused(replaced.map_err(|error| format!("{error:#}")), "set or remove the annotation");
+    bed.plane.kubectl(&["annotate", "node", "n8", "kilo.squat.ai/location=lab"]).unwrap();
+    refused(kubelet("n8", &["annotate", "node", "n8", "kilo.squat.ai/location-"]), "set or remove");
+    for label in ["region=other", "region-", "zone=other"] {
+        let label = format!("topology.kubernetes.io/{label}");
+        let moved = kubelet("n8", &["label", "node", "n8", "--overwrite", &label]);
+        let name = label.trim_end_matches("=other").trim_end_matches('-');
+        refused(moved, &format!("may not change the label {name}"));
+    }
+    let restricted = "node-restriction.kubernetes.io/site";
+    let words = format!("may not set or remove the label {restricted}");
+    refused(kubelet("n8", &["label", "node", "n8", &format!("{restricted}=lab")]), &words);
+    bed.plane.kubectl(&["label", "node", "n8", &format!("{restricted}=lab")]).unwrap();
+    for label in [format!("{restricted}=other"), format!("{restricted}-")] {
+        refused(kubelet("n8", &["label", "node", "n8", "--overwrite", &label]), &words);
+    }
+    kubelet("n8", &["annotate", "node", "n8", "volumes.kubernetes.io/controller-managed-attach-detach=true"])
+        .unwrap();
+    bed.plane.kubectl(&["annotate", "node", "n8", "kilo.squat.ai/location-"]).unwrap();
+}
+
+#[test]
+fn a_stolen_kubelet_certificate_sets_no_networks_of_pods() {
+    let bed = bed();
+    bed.plane.apply("{apiVersion: v1, kind: Node, metadata: {name: n9}}").unwrap();
+    let words = "a kubelet may not set spec.podCIDRs";
+    let networks = r#"{"spec": {"podCIDR": "10.244.7.0/24", "podCIDRs": ["10.244.7.0/24"]}}"#;
+    let patch = ["patch", "node", "n9", "--type=merge", "-p", networks];
+    is_refused_soon(words, || kubelet("n9", &[&patch[..], &["--dry-run=server"]].concat()));
+    let registered = r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n10"},
+        "spec": {"podCIDR": "10.244.8.0/24", "podCIDRs": ["10.244.8.0/24"]}}"#;
+    let create = ["--as=system:node:n10", "--as-group=system:nodes", "create", "-f", "-"];
+    let created = bed.plane.kubectl_stdin(&create, registered);
+    refused(created.map_err(|error| format!("{error:#}")), words);
+    // A controller gives them, and then the kubelet goes on as before.
+    bed.plane.kubectl(&patch).unwrap();
+    kubelet("n9", &["annotate", "node", "n9", "volumes.kubernetes.io/controller-managed-attach-detach=true"])
+        .unwrap();
+}

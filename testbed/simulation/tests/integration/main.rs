@@ -1,0 +1,5 @@
+//! Agents and a relay in one process, on a clock of the test.
+#![cfg(test)]
+
+mod idle;
+mod nats;

@@ -1,0 +1,148 @@
+//! Fairlead's data plane against another kernel than this machine's: one that has WireGuard and fou, and one without IPv6. Its own
+//! test programs, built on this machine, run in the VM.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use testbed_vm::Options;
+
+/// The test program of a package: `cargo xtask test` names all that it has built, each as `PACKAGE KIND PATH` on a line.
+fn test_program(package: &str, kind: Kind) -> PathBuf {
+    let built = std::env::var("FAIRLEAD_TEST_PROGRAMS").unwrap_or_default();
+    let named = format!("{package} {} ", kind.name());
+    let program = built.lines().find_map(|line| line.strip_prefix(&named));
+    program.map_or_else(|| build_test(package, kind), PathBuf::from)
+}
+
+/// Which of a package's tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Integration,
+    Unit,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Integration => "integration",
+            Self::Unit => "unit",
+        }
+    }
+}
+
+/// Builds a test program of a package; cargo says in JSON lines where it put it. The whole workspace is selected, because selecting
+/// one package would build the libraries again with that package's features.
+fn build_test(package: &str, kind: Kind) -> PathBuf {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let (arguments, target) = match kind {
+        Kind::Integration => (&["--test", "integration"][..], "integration".to_owned()),
+        Kind::Unit => (&["--lib"][..], package.replace('-', "_")),
+    };
+    let output = Command::new(cargo)
+        .args(["test", "--workspace", "--no-run", "--message-format=json"])
+        .args(arguments)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    let messages = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "cannot build the tests of {package}: {}", rendered(&messages));
+    let program = json(&messages)
+        .filter(|message| text(message, "/target/name").as_ref() == Some(&target))
+        .filter(|message| {
+            let manifest = text(message, "/manifest_path");
+            manifest.is_some_and(|path| path.ends_with(&format!("/{}/Cargo.toml", directory(package))))
+        })
+        .find_map(|message| text(&message, "/executable"));
+    assert!(program.is_some(), "cargo built no tests of {package}:\n{messages}");
+    program.map(PathBuf::from).unwrap()
+}
+
+/// The directory of a package's manifest.
+fn directory(package: &str) -> &str {
+    package.strip_prefix("fairlead-").unwrap_or(package)
+}
+
+fn text(message: &serde_json::Value, pointer: &str) -> Option<String> {
+    message.pointer(pointer)?.as_str().map(str::to_owned)
+}
+
+fn json(messages: &str) -> impl Iterator<Item = serde_json::Value> {
+    messages.lines().filter_map(|line| serde_json::from_str(line).ok())
+}
+
+/// What the compiler would have printed on a terminal.
+fn rendered(messages: &str) -> String {
+    json(messages).filter_map(|message| text(&message, "/message/rendered")).collect()
+}
+
+/// Runs those of a package's tests whose names contain `filter` in the VM.
+fn run(package: &str, kind: Kind, filter: &str, requires: &str, kernel_arguments: &'static str) {
+    let directory = tempfile::tempdir().unwrap();
+    let copy = directory.path().join(package);
+    let program = test_program(package, kind);
+    let status = Command::new("strip").arg("-o").args([&copy, &program]).status().unwrap();
+    assert!(status.success(), "strip: {status}");
+    let mut command = Command::new(copy);
+    command.args([filter, "--include-ignored", "--nocapture", "--test-threads", "1"]);
+    run_command(command, requires, kernel_arguments);
+}
+
+fn run_command(mut command: Command, requires: &str, kernel_arguments: &'static str) {
+    command.env(requires, "1").env("RUST_BACKTRACE", "1").current_dir("/root");
+    // A test program lies in memory twice while it is unpacked.
+    let options = Options { memory_mib: 1536, kernel_arguments, ..Options::default() };
+    let output = testbed_vm::run(&command, options).unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}\n{stdout}\n{stderr}", output.status);
+    assert!(
+        stdout.contains("test result: ok. ") && !stdout.contains("ok. 0 passed"),
+        "nothing was tested:\n{stdout}"
+    );
+    println!("{stdout}");
+}
+
+#[test]
+fn the_data_plane_drives_kernel_wireguard() {
+    integration("fairlead-dataplane", "kernel_wireguard::", "FAIRLEAD_KERNEL_WIREGUARD");
+}
+
+#[test]
+fn the_embedded_wireguard_and_the_kernels_understand_each_other() {
+    integration("fairlead-tunnel", "kernel_judge::", "FAIRLEAD_KERNEL_WIREGUARD");
+}
+
+#[test]
+fn the_data_plane_drives_the_kernels_ip_tunnels() {
+    integration("fairlead-dataplane", "encapsulation::", "FAIRLEAD_KERNEL_TUNNELS");
+}
+
+#[test]
+fn the_data_plane_attaches_pods_without_ipv6() {
+    run("fairlead-dataplane", Kind::Integration, "no_ipv6::", "FAIRLEAD_NO_IPV6", "ipv6.disable=1");
+}
+
+#[test]
+fn fou_tunnels_by_bpf_and_the_kernels_understand_each_other() {
+    integration("fairlead-fou", "kernel_peer::", "FAIRLEAD_KERNEL_FOU");
+}
+
+#[test]
+fn fou_tunnels_of_pods_that_coil_has_set_up_and_ours_understand_each_other() {
+    integration("fairlead-fou", "coil_peer::", "FAIRLEAD_KERNEL_FOU");
+}
+
+#[test]
+fn the_node_program_takes_over_clients_that_coil_has_set_up() {
+    run("fairlead-node", Kind::Unit, "egress::tests::coil::", "FAIRLEAD_KERNEL_FOU", "");
+}
+
+#[test]
+fn the_gateway_program_takes_over_gateways_that_coil_has_set_up() {
+    integration("fairlead-egress-gateway", "coil_gateway::", "FAIRLEAD_KERNEL_FOU");
+}
+
+fn integration(package: &str, module: &str, requires: &str) {
+    run(package, Kind::Integration, module, requires, "");
+}
