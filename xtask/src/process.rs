@@ -1,4 +1,4 @@
-//! Runs one program in a process group of its own, with a time limit.
+//! Runs one program in a process group of its own, under the eyes of its caller.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader};
@@ -20,8 +20,8 @@ const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Why the outcome of a program is unknown.
 #[derive(Debug)]
 pub(crate) enum Error {
-    /// It was killed, with its group.
-    Hung(Duration),
+    /// The caller gave it up: it was killed, with its group.
+    Killed,
     Io(io::Error),
     /// A process that left its group still has its output open.
     OutputHeld,
@@ -36,14 +36,8 @@ impl From<io::Error> for Error {
 impl fmt::Display for Error {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Hung(limit) => {
-                write!(
-                    formatter,
-                    "hung: it was killed after {:.1} s; its output is above",
-                    limit.as_secs_f64()
-                )
-            }
             Self::Io(error) => write!(formatter, "cannot be run: {error}"),
+            Self::Killed => write!(formatter, "was killed; its output is above"),
             Self::OutputHeld => {
                 write!(formatter, "has ended, but a process that it started still holds its output")
             }
@@ -59,37 +53,55 @@ pub(crate) fn dies_with_us(program: &Path) -> Command {
     command
 }
 
-/// Runs the command, hands over each line of its standard output, and says whether it succeeded. Nothing of its process
-/// group is left afterwards.
+/// How a program ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ended {
+    /// It exited with 0.
+    pub(crate) success: bool,
+    /// Processor time of the program and of those of its descendants that were waited for.
+    pub(crate) cpu: Duration,
+}
+
+/// Runs the command and hands over each line of its standard output. `watch` is also called without a line, many times a
+/// second, and ends the program by returning false. Nothing of its process group is left afterwards.
 pub(crate) fn run(
     command: &mut Command,
-    limit: Duration,
-    mut each_line: impl FnMut(&str),
-) -> Result<bool, Error> {
-    let deadline = Instant::now() + limit;
+    mut watch: impl FnMut(Option<&str>) -> bool,
+) -> Result<Ended, Error> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn()?;
     let lines = lines_of(&mut child);
-    let mut in_time = true;
-    while in_time && !has_ended(&child)? {
-        in_time = Instant::now() < deadline;
+    let mut go_on = true;
+    while go_on && !has_ended(&child)? {
         match lines.recv_timeout(POLL_INTERVAL) {
-            Ok(line) => each_line(&line),
+            Ok(line) => drop(watch(Some(&line))),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => thread::sleep(POLL_INTERVAL),
         }
+        go_on = watch(None);
     }
     // The child was not waited for yet, so its id, which is the group's, belongs to no other process.
+    let cpu = processor_time(&child);
     let _ = killpg(id(&child), Signal::SIGKILL);
     let status = child.wait()?;
     let deadline = Instant::now() + OUTPUT_TIMEOUT;
     loop {
         match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(line) => each_line(&line),
+            Ok(line) => drop(watch(Some(&line))),
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => return Err(Error::OutputHeld),
         }
     }
-    if in_time { Ok(status.success()) } else { Err(Error::Hung(limit)) }
+    if go_on { Ok(Ended { success: status.success(), cpu }) } else { Err(Error::Killed) }
+}
+
+/// `utime`, `stime`, `cutime` and `cstime` of proc_pid_stat(5); zero if they cannot be read. Linux shows all processes the
+/// same `USER_HZ`, 100.
+fn processor_time(child: &Child) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
+    // The name, in parentheses, may have spaces; the state after it is field 3, utime field 14.
+    let fields = stat.rsplit_once(") ").map(|(_, rest)| rest.split(' ')).into_iter().flatten();
+    let ticks: u64 = fields.skip(11).take(4).filter_map(|field| field.parse::<u64>().ok()).sum();
+    Duration::from_millis(ticks.saturating_mul(10))
 }
 
 /// The lines of its output, which end when all who have it open are gone.
@@ -135,11 +147,19 @@ mod unit {
         command
     }
 
-    /// What it came to, and what it wrote.
-    fn run_script(script: &str, limit: Duration) -> (Result<bool, Error>, Vec<String>) {
+    /// Its end within a limit, and its output.
+    fn run_script(script: &str, limit: Duration) -> (Result<Ended, Error>, Vec<String>) {
         let mut lines = Vec::new();
-        let outcome = run(&mut shell(script), limit, |line| lines.push(line.to_owned()));
+        let deadline = Instant::now() + limit;
+        let outcome = run(&mut shell(script), |line| {
+            lines.extend(line.map(str::to_owned));
+            Instant::now() < deadline
+        });
         (outcome, lines)
+    }
+
+    fn ends_with(outcome: &Result<Ended, Error>, success: bool) -> bool {
+        outcome.as_ref().is_ok_and(|ended| ended.success == success)
     }
 
     /// Waits for the end of a process that was killed; what init has not waited for yet is dead as well.
@@ -155,15 +175,15 @@ mod unit {
     #[test]
     fn output_comes_line_by_line_up_to_the_last_one() {
         let (outcome, lines) = run_script(r"printf 'one\n\377two\n\nlast'; exit 3", LONG);
-        assert!(matches!(outcome, Ok(false)), "{outcome:?}");
+        assert!(ends_with(&outcome, false), "{outcome:?}");
         assert_eq!(lines, ["one", "\u{fffd}two", "", "last"]);
-        assert!(matches!(run_script("true", LONG).0, Ok(true)));
+        assert!(ends_with(&run_script("true", LONG).0, true));
     }
 
     #[test]
     fn a_program_that_hangs_is_killed_with_its_children_and_its_output_is_kept() {
         let (outcome, lines) = run_script("echo working; sleep 1000 & echo $!; wait", Duration::from_secs(2));
-        assert!(matches!(outcome, Err(Error::Hung(_))), "{outcome:?}");
+        assert!(matches!(outcome, Err(Error::Killed)), "{outcome:?}");
         assert_eq!(lines[0], "working");
         assert_dies(&lines[1]);
     }
@@ -171,14 +191,14 @@ mod unit {
     #[test]
     fn endless_output_does_not_stretch_the_limit() {
         let (outcome, lines) = run_script("yes", Duration::from_secs(1));
-        assert!(matches!(outcome, Err(Error::Hung(_))), "{outcome:?}");
+        assert!(matches!(outcome, Err(Error::Killed)), "{outcome:?}");
         assert!(!lines.is_empty());
     }
 
     #[test]
     fn children_do_not_outlive_a_program_that_ended() {
         let (outcome, lines) = run_script("sleep 1000 & echo $!", LONG);
-        assert!(matches!(outcome, Ok(true)), "{outcome:?}");
+        assert!(ends_with(&outcome, true), "{outcome:?}");
         assert_dies(&lines[0]);
     }
 
@@ -194,8 +214,14 @@ mod unit {
     }
 
     #[test]
+    fn the_processor_time_of_children_counts() {
+        let (outcome, _) = run_script("sh -c 'i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done'", LONG);
+        assert!(outcome.as_ref().is_ok_and(|ended| ended.cpu > Duration::from_millis(50)), "{outcome:?}");
+    }
+
+    #[test]
     fn a_program_that_does_not_exist_fails() {
         let mut command = Command::new("/nonexistent/program");
-        assert!(matches!(run(&mut command, LONG, |_| {}), Err(Error::Io(_))));
+        assert!(matches!(run(&mut command, |_| true), Err(Error::Io(_))));
     }
 }

@@ -15,6 +15,8 @@ pub(crate) struct Executable {
     /// Where its manifest is; tests run there.
     pub(crate) directory: Utf8PathBuf,
     pub(crate) path: Utf8PathBuf,
+    /// It has the tests of `tests/`, whose modules run as processes of their own.
+    pub(crate) is_integration: bool,
 }
 
 /// Builds all tests at once and lists the executables.
@@ -56,6 +58,7 @@ fn parse(messages: impl BufRead, metadata: &Metadata) -> Result<Vec<Executable>,
             package: package.name.to_string(),
             directory: directory.to_owned(),
             path,
+            is_integration: artifact.target.is_test(),
         });
     }
     Ok(executables)
@@ -107,6 +110,7 @@ mod unit {
             package: package.name.to_string(),
             directory: package.manifest_path.parent().unwrap().to_owned(),
             path: "/t/a-1".into(),
+            is_integration: true,
         };
         assert_eq!(parse(messages.concat().as_bytes(), &metadata), Ok(vec![expected]));
     }

@@ -3,26 +3,26 @@
 use std::time::Duration;
 
 use super::executables::Executable;
+use super::jobs::{Filter, Selection};
+use super::times::Time;
 
-/// A group of packages tested together, from the cheapest to the dearest.
-#[derive(Debug, PartialEq, Eq)]
+/// A group of packages tested together.
+#[derive(Debug, PartialEq)]
 pub(crate) struct Ring {
     pub(crate) name: &'static str,
     pub(crate) packages: &'static [&'static str],
-    /// Number of test executables that run concurrently: those of the first two rings mostly wait.
-    pub(crate) parallel: usize,
-    /// Test executables that begin first, in this order: those that take longest, so that none of them is left alone at the end.
-    pub(crate) first: &'static [&'static str],
-    /// Test executables that wait nearly all of the time: they run beside the others, one at a time.
-    pub(crate) waiting: &'static [&'static str],
-    /// It mostly waits for virtual machines, and runs beside the ring after it.
-    pub(crate) beside_next: bool,
+    /// Modules of integration tests that measure, or count losses: nothing runs beside them.
+    pub(crate) alone: &'static [&'static str],
+    /// Tests that are too long for every run, by package and module or whole name: `cargo xtask test soak` runs them.
+    pub(crate) soak: &'static [(&'static str, &'static str)],
     /// Only when it is named: a cluster of real nodes needs the machine to itself.
     pub(crate) only_by_name: bool,
-    /// How long one test executable may run: several times what it takes on two busy cores.
+    /// Time of one test, after which it is taken for hung: several times what it takes on two busy cores.
     pub(crate) limit: Duration,
-    /// Options of libtest.
-    pub(crate) options: &'static [&'static str],
+    /// What is taken for a job that `times.tsv` does not have.
+    pub(crate) typical: Time,
+    /// Tests write to the terminal directly: what one wrote until it hung must not be lost.
+    pub(crate) nocapture: bool,
 }
 
 const MINUTE: u64 = 60;
@@ -53,13 +53,12 @@ pub(crate) const RINGS: &[Ring] = &[
             "testbed-cache",
             "xtask",
         ],
-        parallel: 4,
-        first: &[],
-        waiting: &[],
-        beside_next: false,
+        alone: &[],
+        soak: &[],
         only_by_name: false,
-        limit: Duration::from_secs(5 * MINUTE),
-        options: &[],
+        limit: Duration::from_secs(2 * MINUTE),
+        typical: Time { seconds: 5.0, cpu: 5.0 },
+        nocapture: false,
     },
     Ring {
         name: "lab",
@@ -76,62 +75,52 @@ pub(crate) const RINGS: &[Ring] = &[
             "fairlead-port-mapping",
             "fairlead-bench",
         ],
-        parallel: 3,
-        first: &[],
-        waiting: &[],
-        beside_next: false,
+        alone: &[],
+        soak: &[],
         only_by_name: false,
-        limit: Duration::from_secs(5 * MINUTE),
-        options: &[],
+        limit: Duration::from_secs(3 * MINUTE),
+        typical: Time { seconds: 10.0, cpu: 8.0 },
+        nocapture: false,
     },
     Ring {
         name: "kube",
         packages: &["testbed-kube"],
-        parallel: 2,
-        first: &[],
-        waiting: &[],
-        beside_next: false,
+        alone: &[],
+        soak: &[],
         only_by_name: false,
-        limit: Duration::from_secs(5 * MINUTE),
-        options: &[],
+        limit: Duration::from_secs(4 * MINUTE),
+        typical: Time { seconds: 60.0, cpu: 60.0 },
+        nocapture: false,
     },
     Ring {
         name: "vm",
         packages: &["testbed-vm"],
-        parallel: 1,
-        first: &[],
-        waiting: &[],
-        beside_next: true,
+        alone: &[],
+        soak: &[],
         only_by_name: false,
-        limit: Duration::from_secs(10 * MINUTE),
-        options: &[],
+        limit: Duration::from_secs(6 * MINUTE),
+        typical: Time { seconds: 60.0, cpu: 60.0 },
+        nocapture: false,
     },
     Ring {
         name: "demo",
         packages: &["fairlead-demo"],
-        parallel: 2,
-        first: &["relay", "gateways", "nat64", "discovery", "paths"],
-        // A rekey takes two minutes to come; the others have few nodes, and wait for timeouts.
-        waiting: &["clocks", "bypass", "slow_relay", "stun"],
-        beside_next: false,
+        alone: &[],
+        soak: &[("fairlead-demo", "kernel_nats")],
         only_by_name: false,
-        limit: Duration::from_secs(15 * MINUTE),
-        options: &[],
+        limit: Duration::from_secs(12 * MINUTE),
+        typical: Time { seconds: 90.0, cpu: 90.0 },
+        nocapture: false,
     },
     Ring {
         name: "nodes",
         packages: &["testbed-nodes"],
-        parallel: 1,
-        // The conformance tests run beside the first ones, outside of the cgroups of pods, which get little of a busy processor then. Those
-        // of egress send most, and allow no loss.
-        first: &["mesh", "outages", "egress"],
-        // Small clusters, whose nodes start while the others' tests wait.
-        waiting: &["router", "chained"],
-        beside_next: false,
+        alone: &[],
+        soak: &[],
         only_by_name: true,
-        limit: Duration::from_secs(20 * MINUTE),
-        // What a test wrote until it hung must not be lost.
-        options: &["--nocapture"],
+        limit: Duration::from_secs(15 * MINUTE),
+        typical: Time { seconds: 300.0, cpu: 300.0 },
+        nocapture: true,
     },
 ];
 
@@ -145,18 +134,45 @@ impl Ring {
     pub(crate) fn needs_images(&self) -> bool {
         self.name == "nodes"
     }
+
+    /// Whether a test runs only in the soak.
+    pub(crate) fn soaks(&self, package: &str, test: &str) -> bool {
+        self.soak.iter().any(|(of, name)| {
+            *of == package
+                && test.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+        })
+    }
 }
 
-/// The rings of these names; without a name all but those that run only by name.
-pub(crate) fn choose(names: &[String]) -> Result<Vec<&'static Ring>, String> {
+/// The name that stands for the tests of all rings that are too long for every run.
+const SOAK: &str = "soak";
+
+/// Rings, and which of their tests run.
+#[derive(Debug)]
+pub(crate) struct Choice {
+    pub(crate) rings: Vec<&'static Ring>,
+    pub(crate) selection: Selection,
+}
+
+/// The rings of these names; without a name all but those that run only by name. `soak` stands for what all rings leave out
+/// otherwise; a test that the filter names runs, whether it is of the soak or not.
+pub(crate) fn choose(names: &[String], filter: &Filter) -> Result<Choice, String> {
+    if names.iter().any(|name| name == SOAK) {
+        if names.len() > 1 {
+            return Err("`soak` is of all rings: it stands alone".to_owned());
+        }
+        let rings = RINGS.iter().filter(|ring| !ring.soak.is_empty()).collect();
+        return Ok(Choice { rings, selection: Selection::Soak });
+    }
     if let Some(unknown) = names.iter().find(|name| !RINGS.iter().any(|ring| ring.name == name.as_str())) {
-        let known: Vec<&str> = RINGS.iter().map(|ring| ring.name).collect();
+        let known: Vec<&str> = RINGS.iter().map(|ring| ring.name).chain([SOAK]).collect();
         return Err(format!("there is no test ring {unknown:?}; there are: {}", known.join(" ")));
     }
     let is_chosen = |ring: &&Ring| {
         if names.is_empty() { !ring.only_by_name } else { names.iter().any(|name| name == ring.name) }
     };
-    Ok(RINGS.iter().filter(is_chosen).collect())
+    let selection = if filter.is_by_name() { Selection::All } else { Selection::WithoutSoak };
+    Ok(Choice { rings: RINGS.iter().filter(is_chosen).collect(), selection })
 }
 
 /// Checks that each executable belongs to a ring: tests of another one would never run.
@@ -177,20 +193,32 @@ mod unit {
     use super::*;
     use crate::tests::executables::workspace;
 
+    fn choice(names: &[&str]) -> Result<(Vec<&'static str>, Selection), String> {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let choice = choose(&names, &Filter::default())?;
+        Ok((choice.rings.iter().map(|ring| ring.name).collect(), choice.selection))
+    }
+
     #[test]
     fn an_unknown_ring_is_named() {
-        let error = choose(&["labb".to_owned()]).unwrap_err();
+        let error = choice(&["labb"]).unwrap_err();
         assert!(error.contains("labb") && error.contains("pure"), "{error}");
     }
 
     #[test]
     fn without_a_name_all_rings_run_but_those_that_need_the_machine_to_themselves() {
-        let names = |chosen: &[&str]| {
-            let chosen: Vec<String> = chosen.iter().map(|name| (*name).to_owned()).collect();
-            choose(&chosen).unwrap().iter().map(|ring| ring.name).collect::<Vec<_>>()
-        };
-        assert_eq!(names(&[]), ["pure", "lab", "kube", "vm", "demo"]);
-        assert_eq!(names(&["nodes", "pure"]), ["pure", "nodes"]);
+        let every_run = Selection::WithoutSoak;
+        assert_eq!(choice(&[]), Ok((vec!["pure", "lab", "kube", "vm", "demo"], every_run)));
+        assert_eq!(choice(&["nodes", "pure"]), Ok((vec!["pure", "nodes"], every_run)));
+    }
+
+    #[test]
+    fn the_soak_is_of_all_rings_and_what_a_filter_names_runs() {
+        let (rings, selection) = choice(&["soak"]).unwrap();
+        assert!(rings.contains(&"demo") && selection == Selection::Soak);
+        assert!(choice(&["soak", "demo"]).is_err());
+        let filter = Filter::parse(&["clocks".to_owned()]).unwrap();
+        assert_eq!(choose(&[], &filter).unwrap().selection, Selection::All);
     }
 
     #[test]
@@ -204,14 +232,11 @@ mod unit {
     }
 
     #[test]
-    fn the_programs_that_are_named_exist() {
-        let packages = workspace().unwrap().packages;
+    fn modules_that_are_named_are_of_packages_of_their_ring() {
         for ring in RINGS {
-            let of_ring = packages.iter().filter(|package| ring.packages.contains(&package.name.as_str()));
-            let programs: Vec<&str> =
-                of_ring.flat_map(|package| &package.targets).map(|target| target.name.as_str()).collect();
-            for name in ring.first.iter().chain(ring.waiting) {
-                assert!(programs.contains(name), "{} has no program {name}", ring.name);
+            for (package, test) in ring.soak {
+                assert!(ring.packages.contains(package), "{} has no package {package}", ring.name);
+                assert!(ring.soaks(package, test) && !ring.soaks(package, &format!("{test}x")));
             }
         }
     }
@@ -222,6 +247,7 @@ mod unit {
             package: package.to_owned(),
             directory: "/".into(),
             path: "/".into(),
+            is_integration: false,
         };
         assert_eq!(assign(&[of("fairlead"), of("xtask")]), Ok(()));
         assert!(assign(&[of("fairlead"), of("newcomer")]).unwrap_err().contains("newcomer"));
