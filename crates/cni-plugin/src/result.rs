@@ -241,5 +241,4 @@ impl Serialize for VersionedIp<'_> {
 }
 
 #[cfg(test)]
-#[path = "result_tests.rs"]
 mod tests;

@@ -21,8 +21,6 @@ mod leadership;
 mod lease;
 mod mesh;
 mod mesh_addresses;
-#[cfg(test)]
-mod metrics_tests;
 mod orphans;
 mod peer_facts;
 mod pool_status;
@@ -31,6 +29,8 @@ mod program;
 mod relay;
 mod replica;
 mod stores;
+#[cfg(test)]
+mod tests;
 mod without_effect;
 mod work_queue;
 

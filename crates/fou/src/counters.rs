@@ -131,7 +131,7 @@ impl ClientTraffic {
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use super::*;
 
     #[test]

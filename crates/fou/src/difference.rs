@@ -55,7 +55,7 @@ pub(crate) fn steps<K: Ord + Copy>(actual: &BTreeMap<K, bool>, wanted: &BTreeMap
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use proptest::prelude::*;
 
     use super::*;

@@ -108,7 +108,7 @@ fn tail(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use super::*;
 
     #[derive(Debug, thiserror::Error)]

@@ -49,7 +49,7 @@ fn take_address(bytes: &[u8]) -> Option<(IpAddr, &[u8])> {
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use proptest::prelude::*;
 
     use super::*;

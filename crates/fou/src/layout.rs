@@ -216,7 +216,7 @@ fn write<'a>(mut bytes: &'a mut [u8], fields: &[&[u8]]) -> &'a mut [u8] {
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use super::*;
 
     fn ip(text: &str) -> IpAddr {

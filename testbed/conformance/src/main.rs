@@ -159,7 +159,7 @@ fn topology(network: Network, families: Families) -> topology::Topology {
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use super::*;
 
     #[test]

@@ -113,7 +113,7 @@ fn without_labels(name: &str) -> &str {
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use super::*;
 
     const LOG: &str = "\

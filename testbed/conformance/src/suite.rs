@@ -130,7 +130,7 @@ fn end(path: &Path) -> String {
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use std::io::Write;
 
     use super::*;

@@ -210,5 +210,4 @@ fn same_file(one: &Path, other: &Path) -> bool {
 }
 
 #[cfg(test)]
-#[path = "check_tests.rs"]
 mod tests;

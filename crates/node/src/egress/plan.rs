@@ -305,5 +305,4 @@ fn of_family(mut gateways: Vec<Gateway>, cluster_ip: IpAddr) -> Vec<Gateway> {
 }
 
 #[cfg(test)]
-#[path = "plan_tests.rs"]
 mod tests;

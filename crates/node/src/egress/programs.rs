@@ -115,7 +115,7 @@ async fn load(shared: &Shared) -> Result<(), String> {
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use super::*;
 
     #[test]

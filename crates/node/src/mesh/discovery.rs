@@ -381,6 +381,4 @@ async fn is_changed(settings: &mut watch::Receiver<Option<Option<DiscoverySettin
 }
 
 #[cfg(test)]
-mod staging_tests;
-#[cfg(test)]
 mod tests;

@@ -134,5 +134,4 @@ fn request(uid: Option<&String>, metadata: &ObjectMeta) -> Request {
 }
 
 #[cfg(test)]
-#[path = "egress_tests.rs"]
 mod tests;

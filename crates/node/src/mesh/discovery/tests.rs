@@ -1,3 +1,5 @@
+mod staging;
+
 use fairlead_api::wireguard::{PeerState, PrivateKey, PublicKey};
 use fairlead_path::NatType;
 

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
-use super::*;
+use super::super::*;
 use crate::mesh::publish::tests::report;
 
 /// Bounds a test that hangs.
