@@ -148,8 +148,6 @@ pub struct PathAgent {
     mtu_searches: MtuSearches,
     refusals: Rate,
     unknown_datagrams: u64,
-    #[cfg(test)]
-    machines_run: usize,
 }
 
 impl PathAgent {
@@ -175,8 +173,6 @@ impl PathAgent {
             mtu_searches: MtuSearches::default(),
             refusals: Rate::default(),
             unknown_datagrams: 0,
-            #[cfg(test)]
-            machines_run: 0,
         }
     }
 
@@ -266,10 +262,6 @@ impl PathAgent {
     /// device does not have yet is observed as [`Observation::default`].
     pub fn observe(&mut self, now: Duration, key: &PublicKey, observation: Observation) {
         let Some(peer) = self.peers.get_mut(key) else { return };
-        #[cfg(test)]
-        {
-            self.machines_run += 1;
-        }
         peer.rotation.observe(now, observation);
         // What answers probes now is better than what is next in the rotation.
         if let Some(endpoint) = peer.rotation.poll(now)
@@ -372,10 +364,6 @@ impl PathAgent {
         self.run_birthdays(now);
         while let Some(key) = self.timers.pop_due(now) {
             let Some(peer) = self.peers.get_mut(&key) else { continue };
-            #[cfg(test)]
-            {
-                self.machines_run += 1;
-            }
             peer.due = None;
             let again = on_grid(now.saturating_add(MIN_OBSERVATION_INTERVAL));
             self.timers.reschedule(key, &mut peer.due, Some(again));
