@@ -193,14 +193,8 @@ impl DeviceChange {
 }
 
 impl DeviceState {
-    /// What to send so that this device becomes `desired`. Endpoints differ only where `desired` names one.
-    pub fn change_to(&self, desired: &DeviceConfig) -> DeviceChange {
-        let DeviceConfig { private_key, listen_port, fwmark, peers } = desired;
-        self.change_of((private_key, *listen_port, *fwmark), peers, |_, peer| (peer, peer.endpoint))
-    }
-
-    /// As [`Self::change_to`], with private key, port and mark of the device, and peers that `config` shows with the endpoint
-    /// to set: of thousands of peers that stay as they are, nothing is copied.
+    /// Change to send so that this device gets this private key, port and mark, and peers that `config` shows with the endpoint
+    /// to set; endpoints differ only where it shows one. Of thousands of peers that stay as they are, nothing is copied.
     pub fn change_of<T>(
         &self,
         (private_key, listen_port, fwmark): (&PrivateKey, u16, u32),
@@ -260,11 +254,18 @@ mod tests {
         }
     }
 
+    fn change_to(state: &DeviceState, desired: &DeviceConfig) -> DeviceChange {
+        let DeviceConfig { private_key, listen_port, fwmark, peers } = desired;
+        state.change_of((private_key, *listen_port, *fwmark), peers, |_, peer| (peer, peer.endpoint))
+    }
+
     #[test]
     fn removing_one_of_a_thousand_peers_touches_one_peer() {
         let before = state(&device((0..1000).map(|number| (number, None))));
-        let change =
-            before.change_to(&device((0..1000).filter(|number| *number != 500).map(|number| (number, None))));
+        let change = change_to(
+            &before,
+            &device((0..1000).filter(|number| *number != 500).map(|number| (number, None))),
+        );
         assert_eq!(change, DeviceChange { remove_peers: vec![key(500)], ..DeviceChange::default() });
     }
 
@@ -272,9 +273,9 @@ mod tests {
     fn an_endpoint_that_roamed_is_left_alone() {
         let roamed = "203.0.113.1:7".parse().ok();
         let before = state(&device([(1, roamed)]));
-        assert!(before.change_to(&device([(1, None)])).is_empty());
+        assert!(change_to(&before, &device([(1, None)])).is_empty());
         let other = "203.0.113.2:7".parse().ok();
-        assert_eq!(before.change_to(&device([(1, other)])).set_peers.len(), 1);
+        assert_eq!(change_to(&before, &device([(1, other)])).set_peers.len(), 1);
     }
 
     #[test]
@@ -297,7 +298,7 @@ mod tests {
         #[test]
         fn a_configured_device_needs_no_change(numbers in prop::collection::btree_set(0u32..50, 0..20)) {
             let config = device(numbers.into_iter().map(|number| (number, None)));
-            prop_assert!(state(&config).change_to(&config).is_empty());
+            prop_assert!(change_to(&state(&config), &config).is_empty());
         }
 
         #[test]
@@ -305,7 +306,8 @@ mod tests {
             before in prop::collection::btree_set(0u32..30, 0..20),
             after in prop::collection::btree_set(0u32..30, 0..20),
         ) {
-            let change = state(&device(before.iter().map(|n| (*n, None)))).change_to(&device(after.iter().map(|n| (*n, None))));
+            let [before_it, after_it] = [&before, &after].map(|numbers| device(numbers.iter().map(|n| (*n, None))));
+            let change = change_to(&state(&before_it), &after_it);
             let added: Vec<PublicKey> = after.difference(&before).map(|n| key(*n)).collect();
             let removed: Vec<PublicKey> = before.difference(&after).map(|n| key(*n)).collect();
             prop_assert_eq!(change.set_peers.into_keys().collect::<Vec<_>>(), added);

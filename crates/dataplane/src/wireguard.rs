@@ -2,7 +2,7 @@
 //!
 //! [`open`] uses the kernel's WireGuard where there is one and the embedded one elsewhere, and adopts an existing device
 //! with its sessions. Callers compare [`WireGuardDevice::state`] with the desired configuration
-//! (`DeviceState::change_to`) and pass the difference to [`WireGuardDevice::change`].
+//! (`DeviceState::change_of`) and pass the difference to [`WireGuardDevice::change`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

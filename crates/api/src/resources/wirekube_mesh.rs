@@ -1,7 +1,6 @@
 //! `WireKubeMesh` of `wirekube.io/v1alpha1`: the settings of the mesh.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
@@ -403,14 +402,6 @@ impl Default for NatTraversal {
             health_probe_timeout_seconds: default_health_probe_timeout(),
             direct_connected_window_seconds: None,
         }
-    }
-}
-
-impl NatTraversal {
-    /// How long a direct path without a handshake is kept, with the default filled in.
-    pub fn direct_connected_window(&self) -> Duration {
-        let default = self.handshake_valid_window_seconds.saturating_add(120);
-        Duration::from_secs(self.direct_connected_window_seconds.unwrap_or(default).into())
     }
 }
 

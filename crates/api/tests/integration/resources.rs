@@ -127,7 +127,7 @@ fn egress_keeps_fields_of_a_newer_pod_spec_and_names_wrong_ones() {
 #[test]
 fn wirekube_objects_with_every_field() {
     let mesh: WireKubeMesh = round_trip("wirekube_mesh.yaml");
-    assert_eq!(mesh.spec.nat_traversal.unwrap().direct_connected_window().as_secs(), 300);
+    assert_eq!(mesh.spec.nat_traversal.unwrap().direct_connected_window_seconds, Some(300));
 
     let peer: WireKubePeer = round_trip("wirekube_peer.yaml");
     let (prefixes, rejected) = peer.spec.parse_allowed_ips();
@@ -161,7 +161,7 @@ fn an_empty_spec_has_the_documented_defaults() {
 
     let traversal: NatTraversal = serde_json::from_value(json!({})).unwrap();
     assert_eq!(traversal, NatTraversal::default());
-    assert_eq!(traversal.direct_connected_window().as_secs(), 300);
+    assert_eq!(traversal.direct_connected_window_seconds, None);
 
     let peer: WireKubePeerSpec = serde_json::from_value(json!({})).unwrap();
     assert_eq!(peer, WireKubePeerSpec::default());

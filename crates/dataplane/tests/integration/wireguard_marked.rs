@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::mesh_common::{in_namespace, run};
-use fairlead_api::wireguard::{DeviceConfig, PeerConfig, PrivateKey, PublicKey};
+use fairlead_api::wireguard::{DeviceChange, DeviceConfig, PeerConfig, PrivateKey, PublicKey};
 use fairlead_dataplane::wireguard::{Error, MarkedDevice, Preference, Settings};
 use fairlead_netlink::wireguard::WireGuard;
+
+use crate::mesh_common::{in_namespace, run};
 
 const ALIAS: &str = "TEST:laptop";
 
@@ -32,9 +33,16 @@ fn preferences() -> Vec<Preference> {
     kernel.into_iter().chain([Preference::Embedded, Preference::Auto]).collect()
 }
 
+/// Change that would bring the device to [`config`].
+fn missing(device: &mut MarkedDevice) -> DeviceChange {
+    let DeviceConfig { private_key, listen_port, fwmark, peers } = config();
+    let wanted = (&private_key, listen_port, fwmark);
+    device.state().unwrap().change_of(wanted, &peers, |_, peer| (peer, peer.endpoint))
+}
+
 /// Tries again: a child of the other test, between `fork` and `execve`, has the sockets of a device that was just dropped.
 fn configure(device: &mut MarkedDevice) {
-    let change = device.state().unwrap().change_to(&config());
+    let change = missing(device);
     let end = Instant::now() + Duration::from_secs(10);
     while let Err(error) = device.change(&change) {
         assert!(Instant::now() < end, "{error}");
@@ -50,7 +58,7 @@ fn a_device_is_adopted_by_its_alias_and_leaves_nothing() {
             let mut device = MarkedDevice::open(&settings, ALIAS).unwrap();
             let link = device.link();
             configure(&mut device);
-            assert!(device.state().unwrap().change_to(&config()).is_empty());
+            assert!(missing(&mut device).is_empty());
             drop(device);
             assert!(run("ip -o link show dev marked0").contains(ALIAS), "it outlives its process");
             let mut device = MarkedDevice::open(&settings, ALIAS).unwrap();

@@ -236,8 +236,12 @@ proptest! {
             peers: before.into_iter().map(|(key, config)| (key, peer(config))).collect(),
         };
         let desired = DeviceConfig { private_key: PrivateKey([9; 32]), listen_port: port, fwmark: 0x20, peers: after };
-        let update = narrow(&state.change_to(&desired), &state, SystemTime::UNIX_EPOCH);
+        let DeviceConfig { private_key, listen_port, fwmark, peers } = &desired;
+        let change = |state: &DeviceState| {
+            state.change_of((private_key, *listen_port, *fwmark), peers, |_, peer| (peer, peer.endpoint))
+        };
+        let update = narrow(&change(&state), &state, SystemTime::UNIX_EPOCH);
         apply(&mut state, &update);
-        prop_assert!(state.change_to(&desired).is_empty(), "{:?} after {:?}", state.change_to(&desired), update);
+        prop_assert!(change(&state).is_empty(), "{:?} after {:?}", change(&state), update);
     }
 }
