@@ -80,18 +80,8 @@ fn corrections(link: &Link, mtu: u32) -> Vec<Message> {
     messages
 }
 
-/// Deletes the tunnel link to a peer, if it exists. A link of another type keeps its name.
-pub(crate) fn remove(socket: &mut RouteSocket, peer: IpAddr) -> Result<()> {
-    let found = socket.link_by_name(&link_name(peer))?.filter(|link| link.kind.as_deref() == Some(KIND_IFB));
-    let Some(link) = found else { return Ok(()) };
-    match socket.apply(&[delete_link(link.index)]) {
-        Err(error) if !error.is_missing() => Err(error.into()),
-        _ => Ok(()),
-    }
-}
-
 #[cfg(test)]
-mod unit {
+mod tests {
     use super::*;
 
     #[test]

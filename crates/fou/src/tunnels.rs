@@ -179,14 +179,6 @@ impl Tunnels {
         links::ready(&mut self.socket, &uplink, peer)
     }
 
-    /// Deletes the tunnel link to a peer, if there is one.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub fn remove_link(&mut self, peer: IpAddr) -> Result<()> {
-        links::remove(&mut self.socket, peer)
-    }
-
     /// Sets all tunnel links, by index, and returns the number of changes. A link that is no longer among them drops all packets.
     ///
     /// # Errors
