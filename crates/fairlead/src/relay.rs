@@ -40,12 +40,13 @@ pub(crate) async fn serve(arguments: RelayArguments, stop: impl Future<Output = 
 
     let server = Server::bind(settings(&arguments), access)?;
     let address = server.local_address().context("cannot read the address of the relay")?;
+    let replica_address = server.replica_address().context("cannot read the address for replicas")?;
     let observer = server.observer();
     serve_metrics(&mut supervisor, arguments.metrics_addr, |registry| {
         fairlead_relay::metrics::register(registry, observer);
     });
     supervisor.subsystem(NAME).spawn_graceful("server", |stop| server.run(stop.cancelled_owned()));
-    tracing::info!(%address, "serving");
+    tracing::info!(%address, replica_address = replica_address.map(tracing::field::display), "serving");
 
     let outcome = supervisor.run_until(stop).await;
     supervisor.stop(NAME, arguments.drain.saturating_add(STOP_TIMEOUT)).await;

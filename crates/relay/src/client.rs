@@ -169,11 +169,11 @@ pub struct Receiver(FrameReader<Box<dyn Stream>>);
 /// # Errors
 /// See [`ConnectError`]: of the first address that was reached.
 pub async fn connect(settings: &Settings) -> Result<Connection, ConnectError> {
-    let connected = async { establish(settings, addresses(settings, None).await?, None).await };
+    let connected = async { connect_at(settings, addresses(settings, None).await?).await };
     timeout(CONNECT_TIMEOUT, connected).await.unwrap_or(Err(ConnectError::Timeout))
 }
 
-/// The same with addresses that the caller has looked up.
+/// Connection as that of [`connect`], at addresses that the caller has looked up.
 ///
 /// # Errors
 /// See [`connect`].

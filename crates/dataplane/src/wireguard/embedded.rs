@@ -109,6 +109,8 @@ impl WireGuardDevice for Device {
 
     fn open_path_socket(&self) -> io::Result<Option<Box<dyn PathSocket>>> {
         let socket = self.tunnel.open_path_socket()?;
+        let dropped = self.tunnel.path_socket_stats().dropped_without_reader;
+        tracing::info!(dropped, "opened the path socket: datagrams of paths are read from now on");
         Ok(socket.map(|socket| Box::new(socket) as Box<dyn PathSocket>))
     }
 

@@ -330,11 +330,6 @@ impl Relay {
     pub fn replicas(&self) -> usize {
         self.replicas.links.values().map(|link| link.replica).collect::<BTreeSet<_>>().len()
     }
-
-    /// Whether there is a connection to this replica already.
-    pub fn is_connected_to(&self, replica: [u8; 16]) -> bool {
-        self.replicas.links.values().any(|link| link.replica == replica)
-    }
 }
 
 #[cfg(test)]
