@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use crate::setup;
+use crate::{laws, setup};
 
 /// What a command ends with: a sentence for the user when it failed.
 pub(crate) type Result = std::result::Result<(), String>;
@@ -151,6 +151,8 @@ pub(crate) fn lint() -> Result {
     timed("clippy", || {
         run(cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]))
     })?;
+    timed("laws", || run(cargo(&["test", "--quiet", "--package", "xtask", "laws::"])))?;
+    say(&format!("    {}", laws::summary()?));
     fuzz_targets()?;
     timed("generated files", || generate(&["--check".to_owned()]))
 }

@@ -1,0 +1,80 @@
+//! Tracked files: their sizes and kinds, and where modules and tests are.
+
+use syn::{File, Item};
+
+use super::list::Violation;
+use super::sources::is_test;
+
+const FILE_BYTES: u64 = 256 * 1024;
+/// Ends of names of files that the repository may have, or whole names.
+const KINDS: [&str; 19] = [
+    ".gitattributes",
+    ".gitignore",
+    ".c",
+    ".go",
+    ".json",
+    ".lock",
+    ".md",
+    ".mod",
+    ".proto",
+    ".rs",
+    ".service",
+    ".sh",
+    ".sum",
+    ".svg",
+    ".toml",
+    ".txt",
+    ".yaml",
+    ".ci/run",
+    "LICENSE",
+];
+/// Inputs of parsers: of any kind, and named for what they are.
+const CORPORA: &str = "fuzz/corpus/";
+
+/// Files that are too large, and of kinds that are not listed.
+pub(super) fn files<'a>(files: impl IntoIterator<Item = (&'a str, u64)>) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    for (path, bytes) in files {
+        let violation = |law, figure, advice| Violation { law, subject: path.to_owned(), figure, advice };
+        if bytes > FILE_BYTES {
+            let figure = usize::try_from(bytes).unwrap_or(usize::MAX);
+            violations.push(violation(
+                "files",
+                figure,
+                format!("bytes, at most {FILE_BYTES}: build it, or split it"),
+            ));
+        }
+        if !path.starts_with(CORPORA) && !KINDS.iter().any(|kind| path.ends_with(kind)) {
+            let advice = "take it out, or add its kind to xtask/src/laws/tree.rs with a reason".to_owned();
+            violations.push(violation("kinds", 1, advice));
+        }
+    }
+    violations
+}
+
+/// Files under `src/` that are not where STYLE.md wants them: `name.rs` beside `name/`, and unit tests inline at the end or in
+/// `name/tests.rs`.
+pub(super) fn layout(path: &str, file: &File) -> Vec<Violation> {
+    let violation = |subject: String, advice: &str| Violation {
+        law: "layout",
+        subject,
+        figure: 1,
+        advice: format!("{advice} (STYLE.md)"),
+    };
+    let mut violations = Vec::new();
+    if path.ends_with("/mod.rs") {
+        violations.push(violation(path.to_owned(), "rename it to name.rs beside name/"));
+    }
+    for (number, item) in file.items.iter().enumerate() {
+        let Item::Mod(module) = item else { continue };
+        let subject = format!("{path}: mod {}", module.ident);
+        if module.attrs.iter().any(|attribute| attribute.path().is_ident("path")) {
+            violations.push(violation(subject, "a module is in the file of its name"));
+        } else if is_test(&module.attrs) && module.ident != "tests" {
+            violations.push(violation(subject, "name it tests, or move it below tests.rs"));
+        } else if is_test(&module.attrs) && module.content.is_some() && number + 1 != file.items.len() {
+            violations.push(violation(subject, "move it to the end of the file"));
+        }
+    }
+    violations
+}
