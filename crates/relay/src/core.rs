@@ -5,7 +5,6 @@
 //! connection has ended. [`Relay::take_ready`] says which links have something to write.
 
 mod allocations;
-mod bucket;
 mod codel;
 mod counters;
 mod outbox;
@@ -17,9 +16,9 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::PublicKey;
+use fairlead_limits::{Rate, TokenBucket};
 use fairlead_wire::relay::{AllocatedPort, ErrorReason, Frame, Notice, Registered, StunServer};
 
-use bucket::TokenBucket;
 use registrations::{Receiver, Registration, Registrations};
 use replicas::Replicas;
 
@@ -33,13 +32,13 @@ pub use replicas::{ReplicaLinkId, ReplicaRefusal, TooManyKeys};
 pub use stun::{StunAnswer, StunCounters, StunDrop, StunResponder};
 
 /// Pings and frames that are ignored, a second and at once. A client needs one every second.
-const CONTROL_RATE: (u64, u64) = (20, 100);
+const CONTROL_RATE: Rate = Rate::per_second(20, 100);
 /// Probes a second and at once; a node sends at most 500 a second.
-const PROBE_RATE: (u64, u64) = (1000, 1000);
+const PROBE_RATE: Rate = Rate::per_second(1000, 1000);
 /// Notices of peers without a link, a second and at once.
-const PEER_GONE_RATE: (u64, u64) = (10, 64);
+const PEER_GONE_RATE: Rate = Rate::per_second(10, 64);
 /// UDP ports that a client asks for, a second and at once. What is beyond that it asks for again.
-const ALLOCATION_RATE: (u64, u64) = (10, 32);
+const ALLOCATION_RATE: Rate = Rate::per_second(10, 32);
 /// How often a client is told that it exceeds its rate.
 const RATE_NOTICE_INTERVAL: Duration = Duration::from_secs(10);
 /// Datagrams that a client may send at once where its rate is limited: two of the longest.
@@ -216,7 +215,7 @@ impl Relay {
 
     fn activate(&mut self, now: Instant, id: LinkId) {
         let Some(link) = self.links.get_mut(&id) else { return };
-        if !link.control.take(now, 1) {
+        if link.control.take(now, 1).is_err() {
             return;
         }
         let key = link.admission.key;
@@ -254,7 +253,7 @@ impl Relay {
         let has_link = matches!(receiver, Some(Receiver::Link(_)));
         let Some(link) = self.links.get_mut(&id) else { return };
         let client = link.admission.clone();
-        let refusal = if !link.allocations.take(now, 1) {
+        let refusal = if link.allocations.take(now, 1).is_err() {
             Some(AllocationRefusal::RateLimited)
         } else if !has_link || client.key == peer {
             Some(AllocationRefusal::NotRegistered)
@@ -274,7 +273,7 @@ impl Relay {
             Frame::Datagram { peer, payload } => self.forward(now, id, *peer, payload, Class::Datagram),
             Frame::Probe { peer, payload } => self.forward(now, id, *peer, payload, Class::Probe),
             Frame::Ping(data) => {
-                if link.control.take(now, 1) {
+                if link.control.take(now, 1).is_ok() {
                     self.send(id, &Frame::Pong(*data));
                 }
             }
@@ -309,7 +308,7 @@ impl Relay {
             }
             None => {
                 self.counters.count_drop(DropReason::NotRegistered);
-                if sender.peer_gone.take(now, 1) {
+                if sender.peer_gone.take(now, 1).is_ok() {
                     self.send(id, &Frame::PeerGone(peer));
                 }
             }
@@ -435,8 +434,7 @@ impl Relay {
 
 impl Link {
     fn new(now: Instant, admission: Admission, client_rate: Option<u64>) -> Self {
-        let bucket = |(rate, burst)| TokenBucket::new(rate, burst, now);
-        let burst = |rate: u64| (rate / 5).max(MIN_BURST);
+        let bucket = |rate| TokenBucket::full(rate, now);
         Self {
             admission,
             heard: now,
@@ -447,7 +445,7 @@ impl Link {
             probes: bucket(PROBE_RATE),
             peer_gone: bucket(PEER_GONE_RATE),
             allocations: bucket(ALLOCATION_RATE),
-            bytes: client_rate.map(|rate| bucket((rate, burst(rate)))),
+            bytes: client_rate.map(|rate| bucket(Rate::per_second(rate, (rate / 5).max(MIN_BURST)))),
             rate_notice: None,
         }
     }
@@ -462,8 +460,8 @@ impl Link {
 
     fn may_send(&mut self, now: Instant, class: Class, length: usize) -> bool {
         let bytes = u64::try_from(length).unwrap_or(u64::MAX);
-        let within_rate = self.bytes.as_mut().is_none_or(|bucket| bucket.take(now, bytes));
-        within_rate && (class == Class::Datagram || self.probes.take(now, 1))
+        let within_rate = self.bytes.as_mut().is_none_or(|bucket| bucket.take(now, bytes).is_ok());
+        within_rate && (class == Class::Datagram || self.probes.take(now, 1).is_ok())
     }
 }
 

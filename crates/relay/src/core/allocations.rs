@@ -11,11 +11,11 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use fairlead_api::wireguard::PublicKey;
+use fairlead_limits::{Rate, TokenBucket};
 use fairlead_wire::stun::is_stun;
 use fairlead_wire::stun::server::{nonce, parse_request, stale_nonce, success};
 
 use super::Admission;
-use super::bucket::TokenBucket;
 
 /// What a client proves with that the relay gave it the port.
 pub type Token = [u8; 32];
@@ -25,7 +25,7 @@ const IDLE: Duration = Duration::from_secs(120);
 /// How long a nonce is valid, once or twice.
 const NONCE_PERIOD: Duration = Duration::from_secs(30);
 /// Requests from addresses that are not bound, to one port, a second and at once. Each costs two codes.
-const STRANGERS_RATE: (u64, u64) = (200, 400);
+const STRANGERS_RATE: Rate = Rate::per_second(200, 400);
 /// Bytes that a client may send at once where its rate is limited.
 const MIN_BURST: u64 = 128 << 10;
 
@@ -206,8 +206,7 @@ impl Allocations {
     /// A port has been opened for a client and a peer, after [`Self::join`].
     pub fn open(&mut self, now: Instant, port: u16, client: &Admission, peer: PublicKey, token: Token) {
         let pair = pair(client.key, peer);
-        let (rate, burst) = STRANGERS_RATE;
-        let strangers = TokenBucket::new(rate, burst, now);
+        let strangers = TokenBucket::full(STRANGERS_RATE, now);
         self.pairs.insert(pair, port);
         self.ports.insert(port, Allocation { pair, sides: Default::default(), used: now, strangers });
         self.ask(now, port, client, token);
@@ -219,7 +218,8 @@ impl Allocations {
         let [first, second] = &mut allocation.sides;
         let side = if client.key == allocation.pair.0 { first } else { second };
         if side.asked.replace((client.clone(), token)).is_none() {
-            let bucket = |rate: u64| TokenBucket::new(rate, (rate / 5).max(MIN_BURST), now);
+            let rate = |rate: u64| Rate::per_second(rate, (rate / 5).max(MIN_BURST));
+            let bucket = |bytes| TokenBucket::full(rate(bytes), now);
             let new = || Client { ports: 0, bytes: self.limits.client_rate.map(bucket) };
             let client = self.clients.entry(client.key).or_insert_with(new);
             client.ports = client.ports.saturating_add(1);
@@ -282,7 +282,7 @@ impl Allocations {
         let to = peer.bound.ok_or(UdpDrop::PeerNotBound)?;
         let bytes = u64::try_from(length).unwrap_or(u64::MAX);
         let limit = self.clients.get_mut(&sender).and_then(|client| client.bytes.as_mut());
-        if limit.is_some_and(|limit| !limit.take(now, bytes)) {
+        if limit.is_some_and(|limit| limit.take(now, bytes).is_err()) {
             return Err(UdpDrop::RateLimited);
         }
         allocation.used = now;
@@ -302,7 +302,7 @@ impl Allocations {
         let period = now.saturating_duration_since(self.started).as_secs() / NONCE_PERIOD.as_secs();
         let allocation = self.ports.get_mut(&port).ok_or(UdpDrop::UnknownSource)?;
         let is_known = allocation.sides.iter().any(|side| side.bound == Some(source));
-        if !is_known && !allocation.strangers.take(now, 1) {
+        if !is_known && allocation.strangers.take(now, 1).is_err() {
             return Err(UdpDrop::RateLimited);
         }
         let parsed = parse_request(datagram).ok_or(UdpDrop::Unauthenticated)?;

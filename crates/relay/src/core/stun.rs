@@ -8,13 +8,12 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
+use fairlead_limits::{Rate, TokenBucket, network};
 use fairlead_wire::relay::StunServer;
 use fairlead_wire::stun::server::{USER_LENGTH, parse_request, success, user_key};
 
-use super::bucket::TokenBucket;
-
 /// Answers to one address, a second and at once: many nodes may be behind it.
-const SOURCE_RATE: (u64, u64) = (100, 400);
+const SOURCE_RATE: Rate = Rate::per_second(100, 400);
 /// Limits that are kept. Addresses that share one are answered less.
 const LIMITS: usize = 4096;
 
@@ -138,16 +137,9 @@ impl StunResponder {
     }
 
     fn may_answer(&mut self, now: Instant, source: IpAddr) -> bool {
-        // A host may have all addresses of a network of 64 bits (RFC 7421).
-        let prefix = match source {
-            IpAddr::V4(ip) => u64::from(ip.to_bits()),
-            IpAddr::V6(ip) => u64::try_from(ip.to_bits() >> 64).unwrap_or_default(),
-        };
-        let slot = usize::try_from(self.hasher.hash_one(prefix)).unwrap_or_default() % LIMITS;
-        let (rate, burst) = SOURCE_RATE;
-        let limit = self.limits.get_mut(slot);
-        limit
-            .is_some_and(|limit| limit.get_or_insert_with(|| TokenBucket::new(rate, burst, now)).take(now, 1))
+        let slot = usize::try_from(self.hasher.hash_one(network(source))).unwrap_or_default() % LIMITS;
+        let Some(limit) = self.limits.get_mut(slot) else { return false };
+        limit.get_or_insert_with(|| TokenBucket::full(SOURCE_RATE, now)).take(now, 1).is_ok()
     }
 
     /// Totals since the start.
