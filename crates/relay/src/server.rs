@@ -33,7 +33,7 @@ use crate::access::Authorizer;
 use crate::core::{AllocationLimits, Limits, LinkId, Relay, ReplicaLinkId};
 use crate::proof::{NoSecret, RelayKey};
 use crate::{NOT_SENT, USER_TIMEOUT};
-use handshakes::Handshakes;
+use handshakes::{Handshake, Handshakes};
 use relay_ports::RelayPorts;
 use replicas::Replicas;
 use statistics::Statistics;
@@ -51,7 +51,8 @@ const TICK: Duration = Duration::from_secs(1);
 const ACCESS_INTERVAL: Duration = Duration::from_secs(2);
 /// How often the certificate is read again.
 const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(10);
-/// Connections that have not registered yet, in all and of one address: nodes may share the address of a NAT.
+/// Connections that have not registered yet, in all and of one address or network (/64) of IPv6: nodes may share it, behind a NAT or
+/// on a link.
 const HANDSHAKES: usize = 1024;
 const HANDSHAKES_PER_SOURCE: usize = 128;
 
@@ -297,7 +298,7 @@ async fn accept_all(listener: &TcpListener, shared: &Arc<Shared>, connections: &
                     tracing::debug!(%source, %error, "cannot configure a connection");
                     continue;
                 }
-                let handshake = shared.handshakes.begin(source.ip());
+                let handshake = Handshake::begin(&shared.handshakes, source.ip());
                 connections.spawn(link::serve(Arc::clone(shared), stream, source, handshake));
             },
             Some(ended) = connections.join_next() => report(ended),

@@ -1,87 +1,38 @@
-//! Connections that have not registered yet. A new one is always accepted; at the limit an older one is closed: one of the same
-//! address if that has its share, else the oldest of all. A handshake takes a few round trips, so floods close their own first.
+//! Connections that have not registered yet. A new one is always accepted; at a limit an older one is closed. A handshake takes a
+//! few round trips, so floods close their own first.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use tokio_util::sync::CancellationToken;
+use fairlead_limits::{ConnectionTable, Counted, network};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// All of a relay.
-#[derive(Debug)]
-pub(super) struct Handshakes {
-    total: usize,
-    per_source: usize,
-    open: Mutex<Open>,
-}
-
-#[derive(Debug, Default)]
-struct Open {
-    next: u64,
-    /// In the order in which they began.
-    all: BTreeMap<u64, (IpAddr, CancellationToken)>,
-    /// The numbers of each address, the oldest first.
-    sources: HashMap<IpAddr, BTreeSet<u64>>,
-}
+/// All of a relay, or of its port for other replicas.
+pub(super) type Handshakes = ConnectionTable<IpAddr, DropGuard>;
 
 /// One of them; it counts until it is dropped.
 #[derive(Debug)]
 pub(super) struct Handshake {
-    number: u64,
-    all: Arc<Handshakes>,
+    _counted: Counted<IpAddr, DropGuard>,
     /// Cancelled when it has to make room.
     pub(super) displaced: CancellationToken,
 }
 
-impl Handshakes {
-    pub(super) fn new(total: usize, per_source: usize) -> Arc<Self> {
-        Arc::new(Self { total, per_source, open: Mutex::default() })
-    }
-
-    pub(super) fn begin(self: &Arc<Self>, source: IpAddr) -> Handshake {
-        // An IPv4 client of a dual-stack socket.
-        let source = source.to_canonical();
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_source = open.sources.get(&source).filter(|numbers| numbers.len() >= self.per_source);
-        let oldest_of_source = of_source.and_then(|numbers| numbers.first().copied());
-        let is_full = open.all.len() >= self.total;
-        let oldest = || open.all.keys().next().copied().filter(|_| is_full);
-        if let Some((_, token)) = oldest_of_source.or_else(oldest).and_then(|number| open.remove(number)) {
-            token.cancel();
-        }
-        let (number, displaced) = (open.next, CancellationToken::new());
-        open.next = open.next.wrapping_add(1);
-        open.all.insert(number, (source, displaced.clone()));
-        open.sources.entry(source).or_default().insert(number);
-        Handshake { number, all: Arc::clone(self), displaced }
-    }
-}
-
-impl Open {
-    fn remove(&mut self, number: u64) -> Option<(IpAddr, CancellationToken)> {
-        let (source, token) = self.all.remove(&number)?;
-        if let Some(numbers) = self.sources.get_mut(&source) {
-            numbers.remove(&number);
-            if numbers.is_empty() {
-                self.sources.remove(&source);
-            }
-        }
-        Some((source, token))
-    }
-}
-
-impl Drop for Handshake {
-    fn drop(&mut self) {
-        self.all.open.lock().unwrap_or_else(PoisonError::into_inner).remove(self.number);
+impl Handshake {
+    pub(super) fn begin(all: &Arc<Handshakes>, source: IpAddr) -> Self {
+        let displaced = CancellationToken::new();
+        let counted = all.displace(network(source), displaced.clone().drop_guard());
+        Self { _counted: counted, displaced }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::{HANDSHAKES, HANDSHAKES_PER_SOURCE};
     use super::*;
 
     fn begin(all: &Arc<Handshakes>, source: u8, count: usize) -> Vec<Handshake> {
-        (0..count).map(|_| all.begin(IpAddr::from([10, 0, 0, source]))).collect()
+        (0..count).map(|_| Handshake::begin(all, IpAddr::from([10, 0, 0, source]))).collect()
     }
 
     fn displaced(handshakes: &[Handshake]) -> Vec<bool> {
@@ -108,7 +59,17 @@ mod tests {
         for source in 0..3 {
             assert_eq!(displaced(&begin(&all, source, 1)), [false]);
         }
-        let open = all.open.lock().unwrap();
-        assert!(open.all.is_empty() && open.sources.is_empty());
+        assert_eq!(all.open(), 0);
+    }
+
+    #[test]
+    fn clients_of_one_network_of_ipv6_displace_only_each_other() {
+        let all = Handshakes::new(HANDSHAKES, HANDSHAKES_PER_SOURCE);
+        let of = |network, host| Handshake::begin(&all, [0x2001, 0xdb8, 0, network, 0, 0, 0, host].into());
+        let other = of(2, 1);
+        let flood: Vec<Handshake> = (0..129).map(|host| of(1, host)).collect();
+        let oldest: Vec<bool> = (0..129).map(|number| number == 0).collect();
+        assert_eq!(displaced(&flood), oldest);
+        assert!(!other.displaced.is_cancelled());
     }
 }

@@ -137,7 +137,7 @@ async fn accept_all(shared: &Arc<Shared>, replicas: &Replicas) {
     loop {
         tokio::select! {
             (stream, source) = fairlead_tls::accept(&replicas.listener) => {
-                let handshake = replicas.handshakes.begin(source.ip());
+                let handshake = Handshake::begin(&replicas.handshakes, source.ip());
                 connections.spawn(accept(Arc::clone(shared), stream, source, handshake));
             },
             Some(ended) = connections.join_next() => report(ended),
