@@ -6,7 +6,6 @@
 //!   allows it. [`json`] adds data beside them.
 
 mod auth;
-mod connections;
 mod server;
 mod tls;
 

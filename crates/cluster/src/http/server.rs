@@ -2,13 +2,15 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::http::{Request, StatusCode};
 use axum::response::{IntoResponse, Response};
+use fairlead_limits::{ConnectionTable, Counted, network};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -16,9 +18,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tower::ServiceExt as _;
-
-use super::connections::Connections;
 
 /// Pause before a port that is in use is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
@@ -34,7 +35,7 @@ const MAX_HEADERS: usize = 16 << 10;
 pub struct Limits {
     /// Open connections.
     pub connections: usize,
-    /// Open connections of one address.
+    /// Open connections of one address, or network (/64) of IPv6.
     pub per_source: usize,
     /// Time for the headers of a request, and for a connection without one.
     pub idle: Duration,
@@ -134,6 +135,8 @@ fn lacks_ipv6(error: &io::Error) -> bool {
         || error.kind() == io::ErrorKind::AddrNotAvailable
 }
 
+type Connections = ConnectionTable<IpAddr, DropGuard>;
+
 async fn accept_all(
     what: &'static str,
     listener: &TcpListener,
@@ -146,18 +149,19 @@ async fn accept_all(
     let mut tasks = JoinSet::new();
     loop {
         // What was closed to make room ends before much more is accepted.
-        let max_tasks = connections.count().saturating_add(limits.per_source);
+        let max_tasks = connections.open().saturating_add(limits.per_source);
         let accepted = tokio::select! {
             accepted = listener.accept(), if tasks.len() < max_tasks => accepted,
             Some(_) = tasks.join_next() => continue,
         };
         match accepted {
             Ok((stream, client)) => {
-                let connection = connections.open(client.ip());
+                let (counted, closed) = count(&connections, client.ip());
                 let (transport, routes) = (transport.clone(), routes.clone());
                 tasks.spawn(async move {
+                    let _counted = counted;
                     let served = serve_connection(stream, limits, transport, routes);
-                    match connection.closed.run_until_cancelled(served).await {
+                    match closed.run_until_cancelled(served).await {
                         Some(Ok(())) => {}
                         Some(Err(error)) => tracing::debug!(what, %client, error, "a connection failed"),
                         None => tracing::debug!(what, %client, "closed a connection: there are too many"),
@@ -170,6 +174,12 @@ async fn accept_all(
             }
         }
     }
+}
+
+/// Counts a connection; the token is cancelled when it has to make room for a newer one.
+fn count(connections: &Arc<Connections>, client: IpAddr) -> (Counted<IpAddr, DropGuard>, CancellationToken) {
+    let closed = CancellationToken::new();
+    (connections.displace(network(client), closed.clone().drop_guard()), closed)
 }
 
 async fn serve_connection(

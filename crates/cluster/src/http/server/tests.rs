@@ -1,6 +1,5 @@
 //! Clients of the loopback interface, each with an address of its own in 127.0.0.0/8.
 
-use std::net::IpAddr;
 use std::sync::Mutex;
 
 use axum::body::Bytes;
@@ -87,6 +86,25 @@ async fn clients_that_never_finish_a_request_do_not_block_others_and_descriptors
     // One that has to make room is closed a moment later.
     assert!(of_server <= 2 * LIMITS.connections, "{of_server} descriptors for {} connections", held.len());
     assert!(server.ask(10, HEALTH).await.starts_with("HTTP/1.1 200 OK\r\n"), "also for one of them");
+}
+
+#[test]
+fn clients_of_one_network_of_ipv6_displace_only_each_other() {
+    let connections = Connections::new(Limits::PROBES.connections, Limits::PROBES.per_source);
+    let open = |network, host| count(&connections, IpAddr::from([0x2001, 0xdb8, 0, network, 0, 0, 0, host]));
+    let (_counted, other) = open(2, 1);
+    let flood: Vec<_> = (0..129).map(|host| open(1, host)).collect();
+    let last = 129 - Limits::PROBES.per_source;
+    assert!(flood.iter().map(|(_, closed)| closed.is_cancelled()).eq((0..129).map(|number| number < last)));
+    assert!(!other.is_cancelled());
+}
+
+#[test]
+fn an_ipv4_client_of_a_dual_stack_socket_is_one_client() {
+    let connections = Connections::new(8, 1);
+    let [(_first, closed), (_second, open)] =
+        ["::ffff:10.0.0.1", "10.0.0.1"].map(|address| count(&connections, address.parse().unwrap()));
+    assert_eq!((closed.is_cancelled(), open.is_cancelled()), (true, false));
 }
 
 #[tokio::test]
