@@ -149,7 +149,7 @@ impl Discovery {
         let applied = cluster.update(source, update, now, self.limits.endpoints);
         self.finish(&name, applied)?;
         if is_new {
-            self.sources.count_affiliate(source, now);
+            self.sources.count_affiliate(source, now, &self.limits);
         }
         self.counters.updates = self.counters.updates.saturating_add(1);
         Ok(())

@@ -20,7 +20,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use fairlead_tls::{Certificate, ConnectionLimits, listen};
+use fairlead_limits::ConnectionTable;
+use fairlead_tls::{Certificate, listen};
 use fairlead_wire::discovery::server::cluster_server::ClusterServer;
 use ipnet::IpNet;
 use tokio::net::TcpListener;
@@ -146,7 +147,7 @@ pub struct Server {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    connections: Arc<ConnectionLimits<Source>>,
+    connections: Arc<ConnectionTable<Source>>,
     statistics: Statistics,
     etcd: Option<Etcd>,
     trusted_proxies: Vec<IpNet>,
@@ -254,7 +255,7 @@ impl Server {
         let (total, per_source) = settings.connections;
         let shared = Shared {
             state: Mutex::new(State { discovery, wakers: HashMap::new() }),
-            connections: ConnectionLimits::new(total, per_source),
+            connections: ConnectionTable::new(total, per_source),
             statistics: Statistics::default(),
             etcd,
             trusted_proxies: settings.trusted_proxies,

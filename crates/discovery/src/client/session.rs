@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use fairlead_tls::{Backoff, part};
+use fairlead_limits::{Backoff, part};
 use fairlead_wire::discovery::parse_address;
 use fairlead_wire::discovery::server::cluster_client::ClusterClient;
 use fairlead_wire::discovery::server::{

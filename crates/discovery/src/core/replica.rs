@@ -113,7 +113,7 @@ impl Discovery {
         self.finish(&name, Ok(applied))?;
         if is_new || before != Some(affiliate.source) {
             before.into_iter().for_each(|before| self.sources.uncount_affiliate(before));
-            self.sources.count_affiliate(affiliate.source, now);
+            self.sources.count_affiliate(affiliate.source, now, &self.limits);
         }
         Ok(())
     }

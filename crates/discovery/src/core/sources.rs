@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use fairlead_limits::{Rate, TokenBucket, network};
+
 use super::{Limits, Refusal};
 
 /// Longest wait of a request for its turn.
@@ -18,7 +20,7 @@ pub struct Source(Option<IpAddr>);
 impl Source {
     /// Of an address.
     pub fn of(ip: IpAddr) -> Self {
-        Self(Some(fairlead_tls::network(ip)))
+        Self(Some(network(ip)))
     }
 
     /// No caller: what was restored from disk. It has no limits.
@@ -37,9 +39,7 @@ pub(super) struct Sources(HashMap<Source, Usage>);
 
 #[derive(Debug)]
 struct Usage {
-    /// When all requests so far would have been made at the permitted rate (the theoretical arrival time of the generic cell
-    /// rate algorithm, ITU-T I.371).
-    paced: Instant,
+    requests: TokenBucket,
     affiliates: usize,
     watches: usize,
 }
@@ -51,26 +51,19 @@ impl Sources {
         now: Instant,
         limits: &Limits,
     ) -> Result<Duration, Refusal> {
-        let Some(interval) = Duration::from_secs(1).checked_div(limits.rate) else {
+        if limits.rate == 0 {
             return Ok(Duration::ZERO);
-        };
-        let usage = self.usage(source, now).ok_or(Refusal::Rate)?;
-        let paced = usage.paced.max(now).checked_add(interval).ok_or(Refusal::Rate)?;
-        let ahead = paced.saturating_duration_since(now);
-        let wait = ahead.saturating_sub(interval.saturating_mul(limits.burst.max(1)));
-        if wait > MAX_WAIT {
-            return Err(Refusal::Rate);
         }
-        usage.paced = paced;
-        Ok(wait)
+        let requests = &mut self.usage(source, now, limits).ok_or(Refusal::Rate)?.requests;
+        if requests.wait(now, 1) > MAX_WAIT { Err(Refusal::Rate) } else { Ok(requests.charge(now, 1)) }
     }
 
     pub(super) fn affiliates(&self, source: Source) -> usize {
         self.0.get(&source).map_or(0, |usage| usage.affiliates)
     }
 
-    pub(super) fn count_affiliate(&mut self, source: Source, now: Instant) {
-        if let Some(usage) = self.usage(source, now) {
+    pub(super) fn count_affiliate(&mut self, source: Source, now: Instant, limits: &Limits) {
+        if let Some(usage) = self.usage(source, now, limits) {
             usage.affiliates = usage.affiliates.saturating_add(1);
         }
     }
@@ -81,9 +74,14 @@ impl Sources {
         }
     }
 
-    pub(super) fn count_watch(&mut self, source: Source, now: Instant, limit: usize) -> Result<(), Refusal> {
-        let usage = self.usage(source, now).ok_or(Refusal::SourceWatches)?;
-        if usage.watches >= limit {
+    pub(super) fn count_watch(
+        &mut self,
+        source: Source,
+        now: Instant,
+        limits: &Limits,
+    ) -> Result<(), Refusal> {
+        let usage = self.usage(source, now, limits).ok_or(Refusal::SourceWatches)?;
+        if usage.watches >= limits.watches_per_source {
             return Err(Refusal::SourceWatches);
         }
         usage.watches = usage.watches.saturating_add(1);
@@ -97,15 +95,17 @@ impl Sources {
     }
 
     pub(super) fn forget_idle(&mut self, now: Instant) {
-        self.0.retain(|_, usage| usage.paced > now || usage.affiliates > 0 || usage.watches > 0);
+        self.0.retain(|_, usage| !usage.requests.is_full(now) || usage.affiliates > 0 || usage.watches > 0);
     }
 
     /// `None` if there are too many, or for no caller.
-    fn usage(&mut self, source: Source, now: Instant) -> Option<&mut Usage> {
+    fn usage(&mut self, source: Source, now: Instant, limits: &Limits) -> Option<&mut Usage> {
         source.0?;
         if self.0.len() >= MAX_SOURCES && !self.0.contains_key(&source) {
             return None;
         }
-        Some(self.0.entry(source).or_insert(Usage { paced: now, affiliates: 0, watches: 0 }))
+        let rate = Rate::per_second(limits.rate.into(), limits.burst.max(1).into());
+        let new = || Usage { requests: TokenBucket::full(rate, now), affiliates: 0, watches: 0 };
+        Some(self.0.entry(source).or_insert_with(new))
     }
 }

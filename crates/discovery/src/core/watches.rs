@@ -52,7 +52,7 @@ impl Discovery {
         if self.watches.len() >= self.limits.watches {
             return Err(Refusal::Watches);
         }
-        self.sources.count_watch(source, now, self.limits.watches_per_source)?;
+        self.sources.count_watch(source, now, &self.limits)?;
         let name = known.unwrap_or_else(|| Arc::from(cluster));
         let id = WatchId(self.next_watch);
         self.next_watch = self.next_watch.wrapping_add(1);

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use fairlead_tls::Counted;
+use fairlead_limits::Counted;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -69,7 +69,7 @@ pub(super) async fn accept_all(
     loop {
         tokio::select! {
             (stream, source) = fairlead_tls::accept(listener) => {
-                if let Some(counted) = shared.connections.begin(Source::of(source.ip())) {
+                if let Some(counted) = shared.connections.admit(Source::of(source.ip()), ()) {
                     let (tls, ready, counted) = (tls.cloned(), ready.clone(), (number, counted));
                     number = number.wrapping_add(1);
                     handshakes.spawn(handshake(stream, source, counted, tls, ready));

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use fairlead_tls::Backoff;
+use fairlead_limits::Backoff;
 use fairlead_wire::etcd::event::EventType;
 use fairlead_wire::etcd::kv_client::KvClient;
 use fairlead_wire::etcd::lease_client::LeaseClient;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use fairlead_limits::{doubled, part};
 use fairlead_wire::etcd::compare::{CompareResult, CompareTarget, TargetUnion};
 use fairlead_wire::etcd::request_op::Request as Operation;
 use fairlead_wire::etcd::response_op::Response as Outcome;
@@ -153,9 +154,8 @@ impl Etcd {
 }
 
 fn pause(attempt: u32, random: u32) -> Duration {
-    let doubled = attempt.checked_sub(AT_ONCE).and_then(|retry| 2_u64.checked_pow(retry));
-    let longest = doubled.map_or(Duration::ZERO, Duration::from_millis).min(LONGEST_PAUSE);
-    fairlead_tls::part(longest, random)
+    let Some(retry) = attempt.checked_sub(AT_ONCE) else { return Duration::ZERO };
+    part(doubled(Duration::from_millis(1), retry, LONGEST_PAUSE), random)
 }
 
 fn outcome(answer: TxnResponse) -> Result<Attempt, Status> {
