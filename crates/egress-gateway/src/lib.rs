@@ -17,7 +17,6 @@
 //! The kernel forwards without the program. A new one takes over links and routes, and keeps the clients that they name until node
 //! programs have said again who is one.
 
-mod budget;
 mod certificate;
 mod clients;
 mod connections;

@@ -12,7 +12,6 @@ pub mod frames;
 pub mod lease;
 pub mod membership;
 mod outbox;
-mod pace;
 mod start;
 #[cfg(test)]
 mod tests;

@@ -6,18 +6,22 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fairlead_api::names::is_object_name;
 use fairlead_egress::registration::{MAX_TOKEN, MIN_LIFETIME, clock_error, lifetime};
+use fairlead_limits::{Rate, SourceBuckets};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::budget::Budget;
-
 /// Where the API server says on which Node the pod of a token runs (Kubernetes, KEP-4193).
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 /// Reviews at once.
 const MAX_CONCURRENT: usize = 8;
+/// Reviews that an address may have at once, and then one in this time.
+const REVIEWS: Rate = Rate::one_each(Duration::from_secs(5), 5);
+/// Addresses that are remembered. Others are refused until one of these has its whole burst again: more have asked within 25 s than a
+/// cluster has nodes.
+const MAX_SOURCES: usize = 16_384;
 /// Longest review, with the wait for the others.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long after its expiry a token still counts, in which the node program gets another.
@@ -73,7 +77,8 @@ pub struct Reviewer {
     client: Client,
     audience: String,
     username: String,
-    budget: Mutex<Budget>,
+    /// So that a flood of bad tokens neither loads the API server nor keeps others out.
+    budget: Mutex<SourceBuckets<IpAddr>>,
     reviews: Semaphore,
 }
 
@@ -81,7 +86,8 @@ impl Reviewer {
     /// For tokens of this audience and this user.
     pub fn new(client: Client, audience: String, username: String) -> Self {
         let reviews = Semaphore::new(MAX_CONCURRENT);
-        Self { client, audience, username, budget: Mutex::default(), reviews }
+        let budget = Mutex::new(SourceBuckets::new(REVIEWS, MAX_SOURCES));
+        Self { client, audience, username, budget, reviews }
     }
 
     /// Has a token reviewed that a client at this address shows.
@@ -92,9 +98,9 @@ impl Reviewer {
         if token.is_empty() || token.len() > MAX_TOKEN {
             return Err(Rejected::Invalid("its length".to_owned()));
         }
-        if !self.budget.lock().unwrap_or_else(PoisonError::into_inner).take(source, Instant::now()) {
-            return Err(Rejected::TooManyReviews);
-        }
+        let taken =
+            self.budget.lock().unwrap_or_else(PoisonError::into_inner).take(source, Instant::now(), 1);
+        taken.map_err(|_| Rejected::TooManyReviews)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let lifetime = lifetime(&token, now).unwrap_or(MIN_LIFETIME) + GRACE;
         let clock_error = clock_error(&token, now);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fairlead_egress::registration::PublicKeyHash;
-use fairlead_tls::{Backoff, ConnectionLimits};
+use fairlead_limits::{Backoff, ConnectionTable, Rate, TokenBucket};
 use fairlead_wire::egress_peers::{FromMember, Missed, ToMember, from_member, to_member};
 use tokio::io::{ReadHalf, WriteHalf, split};
 use tokio::net::{TcpListener, TcpStream};
@@ -20,7 +20,6 @@ use tokio_rustls::TlsStream;
 use super::frames::{self, encode};
 use super::membership::MAX_MEMBERS;
 use super::outbox::Outbox;
-use super::pace::Pace;
 use super::{Hold, Identity, Member, News, Peers};
 use crate::sync::outgoing::BATCH;
 
@@ -54,7 +53,7 @@ pub(super) async fn accept_all(
     hold: Arc<dyn Hold>,
 ) -> Infallible {
     let [of_members, of_others] =
-        [MAX_CONNECTIONS, MAX_OTHERS].map(|most| ConnectionLimits::new(most, MAX_PER_SOURCE));
+        [MAX_CONNECTIONS, MAX_OTHERS].map(|most| ConnectionTable::new(most, MAX_PER_SOURCE));
     let mut tasks = JoinSet::new();
     // The newest connection of each member; it replaces the one before.
     let newest = Arc::new(std::sync::Mutex::new(BTreeMap::<String, AbortHandle>::new()));
@@ -63,7 +62,7 @@ pub(super) async fn accept_all(
             (stream, source) = fairlead_tls::accept(&listener) => {
                 let address = source.ip().to_canonical();
                 let limits = if peers.has_address(address) { &of_members } else { &of_others };
-                let Some(counted) = limits.begin(address) else { continue };
+                let Some(counted) = limits.admit(address, ()) else { continue };
                 let (peers, identity, hold) = (Arc::clone(&peers), identity.clone(), Arc::clone(&hold));
                 let newest = Arc::clone(&newest);
                 tasks.spawn(async move {
@@ -125,7 +124,7 @@ async fn serve(
     hold: Arc<dyn Hold>,
 ) -> io::Result<Infallible> {
     let (mut reader, mut writer) = split(stream);
-    let (mut messages, mut flows) = (Pace::new(MESSAGES), Pace::new(FLOWS));
+    let [mut messages, mut flows] = [MESSAGES, FLOWS].map(pace);
     let mut buffer = Vec::new();
     loop {
         let message: ToMember = frames::read(&mut reader, &mut buffer).await?;
@@ -143,7 +142,7 @@ async fn serve(
                     return Err(io::Error::new(io::ErrorKind::InvalidData, "a message of too many flows"));
                 }
                 let is_taken = peers.hear(&from, News::Flows(kind));
-                sleep(flows.pause(count, Instant::now())).await;
+                sleep(flows.charge(Instant::now(), count.into())).await;
                 (!is_taken).then_some(from_member::Kind::Missed(Missed { slot }))
             }
             // Of a later version.
@@ -153,8 +152,13 @@ async fn serve(
         for kind in answer.into_iter().chain(wanted) {
             frames::write(&mut writer, &encode(&FromMember { kind: Some(kind) })).await?;
         }
-        sleep(messages.pause(1, Instant::now())).await;
+        sleep(messages.charge(Instant::now(), 1)).await;
     }
+}
+
+/// How fast a member is read: a faulty or compromised one gets no more of this gateway's time than that.
+fn pace(per_second: u32) -> TokenBucket {
+    TokenBucket::full(Rate::per_second(per_second.into(), per_second.into()), Instant::now())
 }
 
 /// The slot of a message, and how many flows are in it.
@@ -289,7 +293,8 @@ impl Dialer {
     }
 
     async fn receive(&self, mut reader: ReadHalf<TlsStream<TcpStream>>) -> io::Result<Infallible> {
-        let (mut pace, mut buffer) = (Pace::new(MESSAGES), Vec::new());
+        let mut messages = pace(MESSAGES);
+        let mut buffer = Vec::new();
         loop {
             let message: FromMember = frames::read(&mut reader, &mut buffer).await?;
             match message.kind {
@@ -300,7 +305,7 @@ impl Dialer {
                 }
                 None => {}
             }
-            sleep(pace.pause(1, Instant::now())).await;
+            sleep(messages.charge(Instant::now(), 1)).await;
         }
     }
 }

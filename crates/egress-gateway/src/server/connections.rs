@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use fairlead_tls::{ConnectionLimits, Counted, network};
+use fairlead_limits::{ConnectionTable, Counted, network};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -37,6 +37,26 @@ pub(crate) struct Caller {
     pub(crate) is_known: Arc<AtomicBool>,
 }
 
+/// All connections, by address and by network.
+struct Connections {
+    addresses: Arc<ConnectionTable<IpAddr>>,
+    networks: Arc<ConnectionTable<IpAddr>>,
+}
+
+impl Default for Connections {
+    fn default() -> Self {
+        let addresses = ConnectionTable::new(MAX_CONNECTIONS, MAX_PER_SOURCE);
+        Self { addresses, networks: ConnectionTable::new(MAX_CONNECTIONS, MAX_PER_NETWORK) }
+    }
+}
+
+impl Connections {
+    fn admit(&self, source: IpAddr) -> Option<[Counted<IpAddr>; 2]> {
+        let network = self.networks.admit(network(source), ())?;
+        Some([self.addresses.admit(source.to_canonical(), ())?, network])
+    }
+}
+
 /// A connection that is ready for HTTP/2.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -53,16 +73,12 @@ pub(crate) async fn accept_all(
     tls: &TlsAcceptor,
     ready: mpsc::Sender<io::Result<Connection>>,
 ) {
-    let connections = ConnectionLimits::new(MAX_CONNECTIONS, MAX_PER_SOURCE);
-    let networks = ConnectionLimits::new(MAX_CONNECTIONS, MAX_PER_NETWORK);
+    let connections = Connections::default();
     let mut handshakes = JoinSet::new();
     loop {
         tokio::select! {
             (stream, source) = fairlead_tls::accept(listener) => {
-                let address = source.ip().to_canonical();
-                let counted = networks.begin(network(address)).zip(connections.begin(address));
-                if let Some((network, address)) = counted {
-                    let counted = [address, network];
+                if let Some(counted) = connections.admit(source.ip()) {
                     handshakes.spawn(handshake(stream, source, counted, tls.clone(), ready.clone()));
                 }
             },
@@ -127,5 +143,27 @@ impl AsyncWrite for Connection {
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(network: u16, host: usize) -> IpAddr {
+        [0x2001, 0xdb8, 0, network, 0, 0, 0, u16::try_from(host).unwrap()].into()
+    }
+
+    #[test]
+    fn clients_of_one_network_of_ipv6_keep_out_only_each_other() {
+        let connections = Connections::default();
+        let other = connections.admit(address(2, 0));
+        let of_network: Vec<_> =
+            (0..MAX_PER_NETWORK + 129).filter_map(|host| connections.admit(address(1, host))).collect();
+        assert_eq!((other.is_some(), of_network.len()), (true, MAX_PER_NETWORK));
+        assert!(connections.admit(address(2, 0)).is_some() && connections.admit(address(3, 0)).is_some());
+        let of_host: Vec<_> = (0..129).filter_map(|_| connections.admit(address(4, 0))).collect();
+        assert_eq!(of_host.len(), MAX_PER_SOURCE);
+        assert!(connections.admit(address(4, 1)).is_some(), "another node on the same link");
     }
 }
