@@ -35,7 +35,7 @@ use crate::stream::{self, FrameReader, FrameWriter, StreamError};
 use crate::{NOT_SENT, USER_TIMEOUT};
 
 pub use endpoint::{Endpoint, InvalidEndpoint, Transport};
-pub use fairlead_tls::Backoff;
+pub use fairlead_limits::Backoff;
 pub use fairlead_tls::proxy::{InvalidProxy, Proxy, ProxyError};
 pub use fairlead_tls::{system_roots, trust};
 pub use held::INITIATION_HELD;

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use fairlead_tls::{Backoff, part};
+use fairlead_limits::{Backoff, part};
 
 /// Stand-by links are made within this time after they can be, so that clients do not all come at once.
 const SPREAD: Duration = Duration::from_secs(5);
