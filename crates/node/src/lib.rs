@@ -29,7 +29,6 @@ pub mod routes;
 mod spec_fields;
 mod state_file;
 pub mod status;
-mod token_bucket;
 mod ttl_cell;
 
 pub use egress::EgressSwitches;

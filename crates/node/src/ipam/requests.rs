@@ -10,6 +10,7 @@ use fairlead_api::resources::{
 use fairlead_cluster::writes::is_stale;
 use fairlead_ipam::state::{BlockDemand, NodeState, RequestFailure};
 use fairlead_ipam::{Block, ClaimedBlock, Pool, RefusalReason};
+use fairlead_limits::Backoff;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, ListParams, ObjectMeta, PostParams};
@@ -175,10 +176,9 @@ impl Requests {
 
     /// Reads the request until it is answered: the watch of blocks shows no refusal, and the API server may not allow it.
     async fn read_answer(&self, name: &str, uid: &str) -> Result<Option<Block>, RequestError> {
-        let mut pause = MIN_READ_PAUSE;
+        let mut backoff = Backoff::new(MIN_READ_PAUSE, MAX_READ_PAUSE);
         loop {
-            sleep(pause).await;
-            pause = pause.saturating_mul(2).min(MAX_READ_PAUSE);
+            sleep(backoff.next_whole()).await;
             let read = self.requests().get_opt(name).await;
             let read = read.map_err(api(format!("read BlockRequest {name}")))?;
             let Some(request) = read.filter(|read| read.uid().as_deref() == Some(uid)) else {

@@ -8,13 +8,12 @@ use std::time::{Duration, Instant};
 
 use fairlead_api::resources::MAX_ENTRY_TERM;
 use fairlead_api::wireguard::{DeviceState, PublicKey};
+use fairlead_limits::{Rate, TokenBucket};
 
 use super::external::DesiredExternal;
-use crate::token_bucket::TokenBucket;
 
 /// How often a Peer may come in quick succession, and then once in this time: each time is a write that all nodes read.
-const BURST: u32 = 5;
-const REFILL: Duration = Duration::from_secs(30);
+const BUDGET: Rate = Rate::one_each(Duration::from_secs(30), 5);
 
 /// The terms that this node has taken since it started.
 #[derive(Debug, Default)]
@@ -48,8 +47,8 @@ impl Entries {
             // The API server takes no higher one, and with it nothing else of this node.
             let term = other.saturating_add(1).min(MAX_ENTRY_TERM);
             let is_taken = self.terms.get(key).is_some_and(|own| *own >= term);
-            let full = || TokenBucket::full(BURST, REFILL, now);
-            if calls && !is_taken && self.budgets.entry(*key).or_insert_with(full).take(now).is_ok() {
+            let full = || TokenBucket::full(BUDGET, now);
+            if calls && !is_taken && self.budgets.entry(*key).or_insert_with(full).take(now, 1).is_ok() {
                 tracing::info!(peer = peer.name, term, "a Peer has come to this entry node");
                 self.terms.insert(*key, term);
                 has_come = true;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_api::names::{RULE_PRIORITY_MESH, RULE_PRIORITY_MESH_LAST, TABLE_MESH};
+use fairlead_limits::doubled;
 use fairlead_netlink::route::{Change, TABLE_MAIN};
 use tokio::time::{sleep, sleep_until};
 
@@ -314,8 +315,7 @@ impl Schedule {
 
 /// The pause doubles with every failure in a row.
 fn retry_interval(failures: u32) -> Duration {
-    let doubled = 2_u32.saturating_pow(failures.saturating_sub(1));
-    MIN_RETRY_INTERVAL.saturating_mul(doubled).min(MAX_RETRY_INTERVAL)
+    doubled(MIN_RETRY_INTERVAL, failures.saturating_sub(1), MAX_RETRY_INTERVAL)
 }
 
 #[cfg(test)]

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use fairlead_egress::EgressName;
+use fairlead_limits::{Rate, TokenBucket};
 
 use super::facts::Permitted;
-use crate::token_bucket::TokenBucket;
 
 /// Changes without a pause: as many as an Egress has addresses.
 const BURST: u32 = 32;
@@ -26,8 +26,9 @@ impl Pace {
     pub(super) fn change(&mut self, egress: &EgressName, now: Instant) -> Result<(), Instant> {
         // What is full again is as if it had never changed.
         self.0.retain(|_, bucket| !bucket.is_full(now));
-        let new = || TokenBucket::full(BURST, PAUSE, now);
-        self.0.entry(egress.clone()).or_insert_with(new).take(now)
+        let new = || TokenBucket::full(Rate::one_each(PAUSE, BURST.into()), now);
+        let bucket = self.0.entry(egress.clone()).or_insert_with(new);
+        bucket.take(now, 1).map_err(|wait| now.checked_add(wait).unwrap_or(now))
     }
 }
 

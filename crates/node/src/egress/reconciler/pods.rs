@@ -8,6 +8,7 @@ use std::time::Duration;
 use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
 use fairlead_ipam::Key;
+use fairlead_limits::Backoff;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
@@ -22,8 +23,7 @@ const MAX_JOBS: usize = 8;
 /// Pause before a container with a CNI operation is tried again.
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
 /// Pauses after failures: the first, doubled up to the last.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-const LAST_PAUSE: Duration = Duration::from_secs(30);
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
 
 /// What a namespace is to be brought to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,7 +55,7 @@ struct Pod {
     is_suspect: bool,
     is_running: bool,
     not_before: Option<Instant>,
-    pause: Duration,
+    backoff: Backoff,
     /// What the kernel refused.
     refused: Option<String>,
     /// Of which an Event was published.
@@ -110,7 +110,7 @@ impl Pod {
             is_suspect: false,
             is_running: false,
             not_before: None,
-            pause: FIRST_PAUSE,
+            backoff: BACKOFF,
             refused: None,
             told: Vec::new(),
             watch: None,
@@ -258,8 +258,7 @@ impl Pods {
             pod.not_before = now.checked_add(BUSY_PAUSE);
             return false;
         };
-        pod.not_before = now.checked_add(pod.pause);
-        pod.pause = pod.pause.saturating_mul(2).min(LAST_PAUSE);
+        pod.not_before = now.checked_add(pod.backoff.next_whole());
         // What was set is not known any more.
         pod.applied = None;
         let is_new = pod.refused.as_deref() != Some(error);
@@ -276,7 +275,7 @@ impl Pods {
             return false;
         };
         let has_nftables = work.has_nftables();
-        (pod.is_running, pod.pause, pod.applied) = (false, FIRST_PAUSE, Some(work));
+        (pod.is_running, pod.backoff, pod.applied) = (false, BACKOFF, Some(work));
         pod.watches_nftables = if watch.is_some() { has_nftables } else { pod.watches_nftables };
         if let Some(watch) = watch
             && let Some(earlier) = pod.watch.replace(watch)

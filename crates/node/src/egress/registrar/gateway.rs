@@ -3,10 +3,10 @@
 use std::future::pending;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fairlead_egress::registration::{PublicKeyHash, audience};
-use fairlead_tls::part;
+use fairlead_limits::{Rate, TokenBucket, part};
 use fairlead_wire::egress::registration_client::RegistrationClient;
 use fairlead_wire::egress::{RegisterRequest, RegisterResponse};
 use futures::{StreamExt as _, TryFutureExt as _, TryStreamExt as _, stream};
@@ -23,8 +23,7 @@ use super::{Refusal, Shared};
 /// Longest answer: the refusals of all pods of a node.
 const MAX_ANSWER: usize = 1 << 20;
 /// Most answers in a second that are read; more wait at the gateway.
-const MAX_ANSWERS: u32 = 100;
-const SECOND: Duration = Duration::from_secs(1);
+const ANSWERS: Rate = Rate::per_second(100, 100);
 /// Longest message of a gateway in logs, and longest UID.
 const MAX_STATUS: usize = 256;
 const MAX_UID: usize = 64;
@@ -82,7 +81,7 @@ async fn connection(shared: &Shared, id: &GatewayId, wake: &Notify) -> Result<()
     let opening = client.register(ReceiverStream::new(receiver)).map_ok(tonic::Response::into_inner);
     let mut answers = pin!(stream::once(opening).try_flatten());
     let mut renewal = None;
-    let mut pace = Pace::default();
+    let mut pace = TokenBucket::full(ANSWERS, Instant::now());
     loop {
         let until = match shared.next(id, &sender)? {
             Next::Gone => return Ok(()),
@@ -96,7 +95,7 @@ async fn connection(shared: &Shared, id: &GatewayId, wake: &Notify) -> Result<()
         tokio::select! {
             answer = answers.next() => {
                 shared.answered(id, answer)?;
-                sleep(pace.pause(Instant::now())).await;
+                sleep(pace.charge(Instant::now(), 1)).await;
             }
             token = async { match &mut renewal { Some(renewal) => renewal.await, None => pending().await } } => {
                 renewal = None;
@@ -114,27 +113,6 @@ enum Next {
     Gone,
     RenewToken,
     Wait(Option<Instant>),
-}
-
-/// How fast a gateway is read.
-#[derive(Debug, Default)]
-struct Pace {
-    since: Option<Instant>,
-    answers: u32,
-}
-
-impl Pace {
-    /// How long to wait after an answer before the next is read.
-    fn pause(&mut self, now: Instant) -> Duration {
-        let since = *self.since.get_or_insert(now);
-        let elapsed = now.saturating_duration_since(since);
-        if elapsed >= SECOND {
-            *self = Self { since: Some(now), answers: 1 };
-            return Duration::ZERO;
-        }
-        self.answers = self.answers.saturating_add(1);
-        if self.answers > MAX_ANSWERS { SECOND.saturating_sub(elapsed) } else { Duration::ZERO }
-    }
 }
 
 impl Shared {
@@ -241,16 +219,19 @@ fn ended(status: &Status) -> Ended {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn a_flood_of_answers_is_read_slowly() {
-        let (mut pace, start) = (Pace::default(), Instant::now());
-        let mut now = start;
+        const SECOND: Duration = Duration::from_secs(1);
+        let start = Instant::now();
+        let (mut pace, mut now) = (TokenBucket::full(ANSWERS, start), start);
         for _ in 0..1000 {
-            now += pace.pause(now);
+            now += pace.charge(now, 1);
         }
         assert!(now - start >= 9 * SECOND && now - start <= 10 * SECOND, "{:?}", now - start);
-        assert_eq!(pace.pause(now + SECOND), Duration::ZERO);
+        assert_eq!(pace.charge(now + SECOND, 1), Duration::ZERO);
     }
 }

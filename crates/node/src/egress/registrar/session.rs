@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use fairlead_address::DualStackAddrs;
 use fairlead_egress::registration::PublicKeyHash;
-use fairlead_tls::part;
+use fairlead_limits::{doubled, part};
 use fairlead_wire::egress::{self as wire, RegisterRequest, RegisterResponse, State};
 
 use self::stream::{Next, Stream};
@@ -389,9 +389,9 @@ pub(super) fn holds(said: &[wire::Hold], now: Instant) -> Result<BTreeMap<IpAddr
 
 /// The next pause; `failures` counts up.
 fn pause(failures: &mut u32, random: u32) -> Duration {
-    let whole = FIRST_PAUSE.saturating_mul(1_u32.checked_shl(*failures).unwrap_or(u32::MAX)).min(LAST_PAUSE);
-    *failures = failures.saturating_add(1).min(16);
-    (whole / 2).saturating_add(part(whole / 2, random))
+    let half = doubled(FIRST_PAUSE, *failures, LAST_PAUSE) / 2;
+    *failures = failures.saturating_add(1);
+    half.saturating_add(part(half, random))
 }
 
 #[cfg(test)]

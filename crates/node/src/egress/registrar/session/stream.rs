@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use fairlead_address::DualStackAddrs;
-use fairlead_tls::part;
+use fairlead_limits::part;
 use fairlead_wire::egress::register_request::Kind;
 use fairlead_wire::egress::{self as wire, RegisterRequest};
 
