@@ -2,16 +2,15 @@
 //!
 //! * [`Certificate`] is what a server presents, read again when its files change.
 //! * [`system_roots`] and [`trust`] are the authorities that a client trusts.
-//! * [`listen`], [`accept`] and [`dial`] make TCP connections, [`Backoff`] says when a client connects again.
-//! * [`ConnectionLimits`] bounds what a server has open, [`AnyCertificate`] is for servers that are known by their key.
+//! * [`listen`], [`accept`] and [`dial`] make TCP connections.
+//! * [`AnyCertificate`] is for servers that are known by their key.
 //! * [`proxy`] leads a client through an HTTP proxy.
 //!
-//! Files come from the operator, answers from the network. Not here: protocols inside TLS, and what a name must be.
+//! Files come from the operator, answers from the network. Not here: protocols inside TLS, what a name must be, and
+//! limits (`fairlead-limits`).
 
 mod any_certificate;
-mod backoff;
 mod certificate;
-mod limits;
 pub mod proxy;
 mod tcp;
 
@@ -23,9 +22,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
 pub use any_certificate::{AnyCertificate, public_key_info};
-pub use backoff::{Backoff, part};
 pub use certificate::{Certificate, CertificateError, CertificateFiles};
-pub use limits::{ConnectionLimits, Counted, network};
 pub use tcp::{accept, dial, listen};
 
 /// The authorities that this host trusts (`SSL_CERT_FILE` and `SSL_CERT_DIR`, or the system's).
