@@ -26,7 +26,7 @@ use rand::{RngExt, SeedableRng};
 use crate::birthday::{BirthdaySide, Birthdays};
 use crate::candidates::{Candidate, MAX_CANDIDATES, Source};
 use crate::prober::{Prober, Session};
-use crate::probing::{Identity, Probing, Rate};
+use crate::probing::{Identity, PerSecond, Probing};
 use crate::reflexive::ReflexiveAddresses;
 use crate::rotation::{Config, Observation, Rotation, State, Status};
 use crate::stun::StunClient;
@@ -146,7 +146,7 @@ pub struct PathAgent {
     nat64: Arc<[Nat64Prefix]>,
     mtu: Option<u32>,
     mtu_searches: MtuSearches,
-    refusals: Rate,
+    refusals: PerSecond,
     unknown_datagrams: u64,
 }
 
@@ -171,7 +171,7 @@ impl PathAgent {
             nat64: Arc::default(),
             mtu: None,
             mtu_searches: MtuSearches::default(),
-            refusals: Rate::default(),
+            refusals: PerSecond::default(),
             unknown_datagrams: 0,
         }
     }

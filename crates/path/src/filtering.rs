@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use fairlead_address::{canonical, is_reachable};
+use fairlead_limits::doubled;
 use fairlead_wire::stun::server::AuthenticatedRequest;
 use fairlead_wire::stun::{TransactionId, binding_request, parse_response};
 use rand::RngExt;
@@ -187,7 +188,7 @@ impl FilteringTest {
             }
         }
         let doublings = u32::from(self.missed.saturating_sub(MAX_MISSED)).min(MAX_DOUBLINGS);
-        let interval = random.random_range(INTERVAL).saturating_mul(2_u32.saturating_pow(doublings));
+        let interval = doubled(random.random_range(INTERVAL), doublings, Duration::MAX);
         self.next_round = now.saturating_add(interval);
     }
 

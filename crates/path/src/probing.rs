@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_limits::{Rate, TokenBucket};
 use fairlead_wire::probe::{Epoch, Header, Message, ProbeKeys, SenderTag};
 
 /// With which key this node sends probes.
@@ -39,8 +40,7 @@ const MAX_UNANSWERED: u32 = 20;
 const MAX_REQUESTS: u32 = 500;
 /// Requests to one peer over paths that have not answered lately: at once, and then per second. A peer that publishes ever other
 /// candidates must not use up what this node may send to all.
-const PEER_BURST: u32 = 80;
-const PEER_RATE: u32 = 16;
+const PEER_RATE: Rate = Rate::per_second(16, 80);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// How many probes were dropped, and why.
@@ -77,12 +77,12 @@ pub struct ProbeCounts {
 
 /// A limit per second.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Rate {
+pub(crate) struct PerSecond {
     began: Duration,
     count: u32,
 }
 
-impl Rate {
+impl PerSecond {
     pub(crate) fn take(&mut self, now: Duration, limit: u32) -> bool {
         if now.saturating_sub(self.began) >= SECOND {
             *self = Self { began: now, count: 0 };
@@ -92,34 +92,6 @@ impl Rate {
             self.count = self.count.saturating_add(1);
         }
         is_free
-    }
-}
-
-/// A token bucket.
-#[derive(Debug, Clone, Copy)]
-struct Bucket {
-    tokens: u32,
-    filled: Duration,
-}
-
-impl Bucket {
-    fn full(now: Duration) -> Self {
-        Self { tokens: PEER_BURST, filled: now }
-    }
-
-    fn take(&mut self, now: Duration) -> bool {
-        let token = SECOND / PEER_RATE;
-        let earned = now.saturating_sub(self.filled).as_nanos() / token.as_nanos();
-        let earned = u32::try_from(earned).unwrap_or(PEER_BURST).min(PEER_BURST);
-        self.tokens = self.tokens.saturating_add(earned).min(PEER_BURST);
-        self.filled = if self.tokens == PEER_BURST {
-            now
-        } else {
-            self.filled.saturating_add(token.saturating_mul(earned))
-        };
-        let left = self.tokens.checked_sub(1);
-        self.tokens = left.unwrap_or_default();
-        left.is_some()
     }
 }
 
@@ -157,8 +129,8 @@ impl Window {
 struct Received {
     confirmed: Option<Window>,
     unconfirmed: Option<Window>,
-    unconfirmed_rate: Rate,
-    answered: Rate,
+    unconfirmed_rate: PerSecond,
+    answered: PerSecond,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -208,7 +180,7 @@ struct Correspondent {
     keys: Option<Option<ProbeKeys>>,
     received: Received,
     /// Requests over paths that have not answered lately; full while `None`.
-    unproven: Option<Bucket>,
+    unproven: Option<TokenBucket<Duration>>,
 }
 
 /// Encrypts and decrypts for all peers, within the limits.
@@ -218,7 +190,7 @@ pub(crate) struct Probing {
     counter: u64,
     peers: BTreeMap<PublicKey, Correspondent>,
     by_tag: BTreeMap<SenderTag, PublicKey>,
-    requests: Rate,
+    requests: PerSecond,
     unanswered: BTreeMap<IpAddr, u32>,
     unanswered_since: Duration,
     counts: ProbeCounts,
@@ -231,7 +203,7 @@ impl Probing {
             counter: 0,
             peers: BTreeMap::new(),
             by_tag: BTreeMap::new(),
-            requests: Rate::default(),
+            requests: PerSecond::default(),
             unanswered: BTreeMap::new(),
             unanswered_since: Duration::ZERO,
             counts: ProbeCounts::default(),
@@ -292,10 +264,12 @@ impl Probing {
             self.unanswered_since = now;
         }
         let unanswered = self.unanswered.get(&to.ip()).copied().unwrap_or_default();
-        let bucket = self.peers.get_mut(peer)?.unproven.get_or_insert_with(|| Bucket::full(now));
+        let bucket =
+            self.peers.get_mut(peer)?.unproven.get_or_insert_with(|| TokenBucket::full(PEER_RATE, now));
         // A token is gone though another limit holds the request back: that is the price of asking in vain.
-        let is_held_back =
-            !bucket.take(now) || unanswered >= MAX_UNANSWERED || !self.requests.take(now, MAX_REQUESTS);
+        let is_held_back = bucket.take(now, 1).is_err()
+            || unanswered >= MAX_UNANSWERED
+            || !self.requests.take(now, MAX_REQUESTS);
         if is_held_back {
             increment(&mut self.counts.drops.held_back);
             return None;

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use fairlead_address::{canonical, is_reachable};
+use fairlead_limits::doubled;
 use fairlead_wire::stun::{BindingResponse, ErrorCode, TransactionId, binding_request, parse_response};
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -189,7 +190,7 @@ impl StunClient {
         self.round = None;
         self.silent_rounds = if is_silent { self.silent_rounds.saturating_add(1) } else { 0 };
         let doublings = self.silent_rounds.saturating_sub(1).min(MAX_DOUBLINGS);
-        let interval = random.random_range(INTERVAL).saturating_mul(2_u32.saturating_pow(doublings));
+        let interval = doubled(random.random_range(INTERVAL), doublings, Duration::MAX);
         self.next_round = now.saturating_add(interval);
     }
 

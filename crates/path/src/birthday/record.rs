@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use fairlead_limits::doubled;
 use rand::RngExt;
 use rand::rngs::StdRng;
 
@@ -141,7 +142,6 @@ impl Record {
     }
 
     pub(super) fn conclude(&mut self, now: Duration, outcome: BirthdayOutcome, random: &mut StdRng) {
-        let doubled = |first: Duration, times: u32| first.saturating_mul(2_u32.saturating_pow(times.min(12)));
         let pause = match outcome {
             BirthdayOutcome::Found => {
                 (self.attempts, self.silences) = (0, 0);
@@ -154,12 +154,12 @@ impl Record {
                 if is_both {
                     BOTH_SYMMETRIC_RETRY
                 } else {
-                    doubled(RETRY, self.attempts.saturating_sub(1).saturating_mul(2)).min(MAX_RETRY)
+                    doubled(RETRY, self.attempts.saturating_sub(1).saturating_mul(2), MAX_RETRY)
                 }
             }
             BirthdayOutcome::PeerSilent => {
                 self.silences = self.silences.saturating_add(1);
-                doubled(SILENT_RETRY, self.silences.saturating_sub(1)).min(MAX_SILENT_RETRY)
+                doubled(SILENT_RETRY, self.silences.saturating_sub(1), MAX_SILENT_RETRY)
             }
         };
         // The node that is asked may be asked somewhat earlier: its peer counts from another moment.

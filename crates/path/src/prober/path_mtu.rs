@@ -8,6 +8,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use fairlead_limits::doubled;
 use fairlead_wire::probe::TransactionId;
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -191,9 +192,7 @@ impl PathMtu {
             Outcome::Found(mtu) => (self.found, self.failures) = (Some(mtu), 0),
             Outcome::Full => self.found = None,
             Outcome::None => {
-                let doublings = self.failures.min(6);
-                let pause = PAUSE.saturating_mul(2_u32.saturating_pow(doublings)).min(MAX_PAUSE);
-                self.not_before = now.saturating_add(pause);
+                self.not_before = now.saturating_add(doubled(PAUSE, self.failures, MAX_PAUSE));
                 self.failures = self.failures.saturating_add(1);
             }
         }

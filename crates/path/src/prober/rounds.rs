@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use fairlead_limits::doubled;
+
 use super::Prober;
 use super::path::{LAST_REQUEST, Path};
 
@@ -71,10 +73,9 @@ impl Prober {
                 return;
             }
         };
-        let doublings = self.rounds.saturating_sub(1).min(8);
         let relayed = is_relayed.then_some(self.relay).flatten();
         let longest = relayed.map_or(MAX_ROUND_INTERVAL, |relay| relay.direct_retry.min(MAX_ROUND_INTERVAL));
-        let interval = first.saturating_mul(2_u32.saturating_pow(doublings)).min(longest);
+        let interval = doubled(first, self.rounds.saturating_sub(1), longest);
         self.next_round = (!self.paths.is_empty()).then(|| now.saturating_add(interval));
     }
 }
