@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use chacha20poly1305::aead::AeadInPlace as _;
 use chacha20poly1305::{KeyInit as _, XChaCha20Poly1305};
 use fairlead_api::wireguard::PublicKey;
+use fairlead_limits::network;
 use subtle::ConstantTimeEq as _;
 use zeroize::Zeroizing;
 
@@ -181,14 +182,6 @@ fn max_of(from: IpAddr) -> u32 {
     match from.to_canonical() {
         IpAddr::V4(_) => MAX_HANDSHAKES_PER_ADDRESS,
         IpAddr::V6(_) => MAX_HANDSHAKES_PER_NETWORK,
-    }
-}
-
-/// What messages are counted by: an IPv4 address, or the 64 bits of an IPv6 address that one host may choose from (`ratelimiter.c`).
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V4(address) => address.into(),
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)).into(),
     }
 }
 
