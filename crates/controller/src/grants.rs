@@ -10,6 +10,7 @@ use fairlead_api::resources::{
 use fairlead_cluster::writes::is_stale;
 use fairlead_ipam::queue::{Attempt, Pending, RequestQueue};
 use fairlead_ipam::{ClaimedBlock, ExistingBlock, Grant, PoolState, Refusal, Request, grant};
+use fairlead_limits::Backoff;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::reflector::ObjectRef;
@@ -178,10 +179,9 @@ impl Granter {
 
     /// Writes the status of a granted request, if its node has not deleted it soon.
     async fn write_unless_deleted(&self, request: &BlockRequest, status: &BlockRequestStatus) {
-        let mut pause = STATUS_PAUSE;
+        let mut backoff = Backoff::new(STATUS_PAUSE, MAX_STATUS_PAUSE);
         loop {
-            tokio::time::sleep(pause).await;
-            pause = pause.saturating_mul(2).min(MAX_STATUS_PAUSE);
+            tokio::time::sleep(backoff.next_whole()).await;
             let shown = self.stores.requests.get(&ObjectRef::from_obj(request));
             if shown.is_none_or(|shown| shown.uid() != request.uid()) {
                 return;

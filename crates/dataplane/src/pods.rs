@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use fairlead_address::DualStackAddrs;
 use fairlead_api::names::{LINK_ALIAS_PREFIX, LINK_GROUP_PODS};
+use fairlead_limits::Backoff;
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{
     IpFamily, Link, MacAddress, Route, RouteSocket, TABLE_LOCAL, VethEnd, add_veth, delete_link, set_alias,
@@ -373,7 +374,7 @@ fn wait_ready(
     host: &mut RouteSocket,
     host_link: &Link,
 ) {
-    let mut pause = SETTLE_PAUSE;
+    let mut backoff = Backoff::new(SETTLE_PAUSE, SETTLE_PAUSE_MAX);
     for _ in 0..SETTLE_TRIES {
         let ready = can_send(pod, container)
             .and_then(|pod_sends| Ok(pod_sends && can_send(host, host_link.index)?))
@@ -381,8 +382,7 @@ fn wait_ready(
         if ready.unwrap_or(true) {
             return;
         }
-        thread::sleep(pause);
-        pause = pause.saturating_mul(2).min(SETTLE_PAUSE_MAX);
+        thread::sleep(backoff.next_whole());
     }
     tracing::warn!(
         container = spec.container_id,

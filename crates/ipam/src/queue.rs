@@ -4,6 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use fairlead_limits::Backoff;
+
 /// Requests that are answered at the same time.
 pub const MAX_RUNNING: usize = 16;
 /// Requests of one node among them: what one node asks for cannot keep the others waiting.
@@ -42,10 +44,10 @@ pub struct RequestQueue {
     failed: BTreeMap<String, Pause>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Pause {
     until: Instant,
-    length: Duration,
+    backoff: Backoff,
 }
 
 impl RequestQueue {
@@ -107,10 +109,9 @@ impl RequestQueue {
                 self.answered.insert(uid.to_owned());
             }
             Attempt::Failed => {
-                let last = self.failed.get(uid).map(|pause| pause.length);
-                let length = last.map_or(MIN_PAUSE, |last| last.saturating_mul(2).min(MAX_PAUSE));
-                let until = now.checked_add(length).unwrap_or(now);
-                self.failed.insert(uid.to_owned(), Pause { until, length });
+                let first = || Pause { until: now, backoff: Backoff::new(MIN_PAUSE, MAX_PAUSE) };
+                let pause = self.failed.entry(uid.to_owned()).or_insert_with(first);
+                pause.until = now.checked_add(pause.backoff.next_whole()).unwrap_or(now);
             }
         }
     }

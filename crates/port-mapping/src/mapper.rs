@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use fairlead_limits::Backoff;
 use fairlead_wire::upnp::Service;
 use tokio::net::UdpSocket;
 use tokio::time::{sleep, timeout};
@@ -76,14 +77,14 @@ impl PortMapper {
         if let Err(error) = &announcements {
             tracing::debug!(%error, "cannot listen to announcements of gateways");
         }
-        let mut retry = MIN_RETRY_INTERVAL;
+        let mut retry = Backoff::new(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL);
         loop {
             let outcome = self.attempt(request).await;
             let pause = match (outcome, &self.held) {
                 (Ok(held), _) => {
                     report(Ok(held.mapping));
                     self.held = Some(held);
-                    retry = MIN_RETRY_INTERVAL;
+                    retry.reset();
                     self.watch(announcements.as_ref().ok()).await;
                     continue;
                 }
@@ -93,8 +94,7 @@ impl PortMapper {
                 (Err(failure), _) => {
                     self.held = None;
                     report(Err(failure));
-                    let next = retry.saturating_mul(2).min(MAX_RETRY_INTERVAL);
-                    std::mem::replace(&mut retry, next)
+                    retry.next_whole()
                 }
             };
             tokio::select! {

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use fairlead_limits::doubled;
 use fairlead_wireguard::{Due, Tunnel};
 
 use super::{CONFIRMATION_TIMEOUT, Context, Peer};
@@ -152,9 +153,9 @@ impl Peer {
     /// Doubles with each handshake that was not answered, up to `longest`, and is up to a quarter longer, differently for each
     /// peer, or all would be asked at once.
     fn pause(&self, longest: Duration) -> Duration {
-        let doubled = ANSWER_TIMEOUT.saturating_mul(2_u32.saturating_pow(self.unanswered));
+        let doubled = doubled(ANSWER_TIMEOUT, self.unanswered, longest);
         let [first, ..] = self.key.0;
         let spread = u32::from(first.wrapping_add(u8::try_from(self.unanswered % 256).unwrap_or_default()));
-        doubled.min(longest).saturating_mul(1024_u32.saturating_add(spread)) / 1024
+        doubled.saturating_mul(1024_u32.saturating_add(spread)) / 1024
     }
 }
