@@ -14,6 +14,12 @@
 //! It decides nothing: `dataplane` compares the actual with the desired state and passes the difference down. Calls block
 //! for microseconds; there is no async here. Every message that changes something is counted ([`changes_sent`]), so
 //! that tests and metrics can show that an unchanged state sends nothing.
+//!
+//! The socket is our own and blocks; messages of `rtnetlink(7)` are those of `netlink-packet-route`. A batch of nftables is one
+//! `send` of up to 4 MB (100,000 prefixes), for which the send buffer has to exceed `net.core.wmem_max`; an error has to say which
+//! message of the batch failed, with the kernel's extended text; and adding a pod must not wait for a runtime. `rtnetlink` is
+//! asynchronous and returns bare errnos unless its socket is set up and the TLVs are parsed by hand. `netlink-sys` or `neli` would
+//! replace the system calls of [`Socket`], not its batches and dumps, nor the encoders of nftables and WireGuard.
 
 pub mod conntrack;
 mod error;
