@@ -144,9 +144,10 @@ mod tests {
     use super::*;
 
     type Table = Arc<ConnectionTable<char, Arc<()>>>;
+    type Opened = (Counted<char, Arc<()>>, Weak<()>);
 
     /// So many connections of a source, each with what tells whether it was closed.
-    fn open(all: &Table, source: char, count: usize) -> Vec<(Counted<char, Arc<()>>, Weak<()>)> {
+    fn open(all: &Table, source: char, count: usize) -> Vec<Opened> {
         let connection = |_| {
             let value = Arc::new(());
             let weak = Arc::downgrade(&value);
@@ -155,7 +156,7 @@ mod tests {
         (0..count).map(connection).collect()
     }
 
-    fn closed(connections: &[(Counted<char, Arc<()>>, Weak<()>)]) -> Vec<bool> {
+    fn closed(connections: &[Opened]) -> Vec<bool> {
         connections.iter().map(|(_, value)| value.strong_count() == 0).collect()
     }
 
