@@ -217,11 +217,6 @@ pub(super) async fn delete(peers: &Api<KiloPeer>, peer: &KiloPeer) -> anyhow::Re
     }
 }
 
-/// The user has no right to that.
-pub(super) fn is_forbidden(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.code == 403)
-}
-
 fn is_gone(error: &anyhow::Error) -> bool {
     // 409: the UID is another one's.
     matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if matches!(status.code, 404 | 409))

@@ -147,7 +147,7 @@ impl Session {
     async fn list_peers(&self) -> anyhow::Result<Option<Vec<KiloPeer>>> {
         match api::list(&self.peers, "Peers", ListParams::default()).await {
             Ok(listed) => Ok(Some(listed)),
-            Err(error) if own_peer::is_forbidden(&error) => Ok(None),
+            Err(error) if api::is_forbidden(&error) => Ok(None),
             Err(error) => Err(error),
         }
     }
