@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use fairlead_address::{PrefixSet, is_reachable};
 use fairlead_api::wireguard::PublicKey;
+use fairlead_cluster::naming::some_of;
 use fairlead_discovery::client::{Member as Affiliate, Members};
 use fairlead_topology::{Endpoints, Member, MemberRecord, Since, Source};
 use futures::FutureExt as _;
@@ -184,14 +185,11 @@ impl Reader<'_> {
         let Some(kubespan) = &affiliate.affiliate.kubespan else { return Vec::new() };
         let is_allowed = |prefix: &IpNet| self.allowed.iter().any(|allowed| allowed.contains(prefix));
         let routed = &kubespan.additional_addresses;
-        let mut beyond = routed.iter().filter(|prefix| !is_allowed(prefix));
-        if let Some(first) = beyond.next() {
-            let others = match beyond.count() {
-                0 => String::new(),
-                others => format!(" and {others} more"),
-            };
+        let beyond = routed.iter().filter(|prefix| !is_allowed(prefix)).map(ToString::to_string);
+        let beyond: Vec<String> = beyond.collect();
+        if !beyond.is_empty() {
             let why = "spec.discovery.allowedPrefixes of the WireKubeMesh does not cover it".to_owned();
-            told.reject(name, &format!("prefix {first}{others}"), why);
+            told.reject(name, &format!("prefix {}", some_of(&beyond, 1)), why);
         }
         let addresses: Vec<IpNet> = affiliate.affiliate.addresses.iter().copied().map(IpNet::from).collect();
         let excluded: PrefixSet = kubespan.exclude_advertised_addresses.iter().collect();
