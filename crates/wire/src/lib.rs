@@ -31,3 +31,6 @@ pub mod upnp;
 
 /// The `.proto` files as an encoded `google.protobuf.FileDescriptorSet`, for gRPC server reflection.
 pub const FILE_DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+#[cfg(test)]
+mod tests;
