@@ -272,6 +272,49 @@ mod tests {
         }
     }
 
+    /// What the programs of commit 5a83802c send: lines of a name and bytes in hexadecimal.
+    const KEPT: &str = include_str!("../../fixtures/5a83802c/handover.txt");
+
+    #[test]
+    fn messages_are_as_they_were() {
+        let path = |remote: &str, local: Option<&str>| Path {
+            remote: remote.parse().unwrap(),
+            local: local.map(|local| local.parse().unwrap()),
+        };
+        let (ipv4, ipv6) = (
+            path("192.0.2.1:51820", Some("10.0.0.1")),
+            Path {
+                remote: SocketAddrV6::new("fe80::1".parse().unwrap(), 7, 0, 3).into(),
+                local: "fe80::2".parse().ok(),
+            },
+        );
+        let peer = |key, path| PeerSnapshot { key: PublicKey([key; 32]), path };
+        let offer = Offer {
+            port: 51820,
+            has_header: true,
+            takes_datagrams: true,
+            kept: vec!["198.51.100.1:9".parse().unwrap(), "198.51.100.2:10".parse().unwrap()],
+            peers: vec![peer(1, ipv4), peer(2, ipv6), peer(3, path("[2001:db8::1]:8", None))],
+        };
+        let frames = [
+            ("offer", Frame::Offer(offer)),
+            ("offer-minimal", Frame::Offer(Offer { port: 51820, ..Offer::default() })),
+            ("take-network", Frame::TakeNetwork),
+            ("take-tunnel", Frame::TakeTunnel),
+            ("datagram", Frame::Datagram(ipv4, b"datagram")),
+            ("datagrams", Frame::Datagrams(ipv6, 4, b"onetwothr")),
+        ];
+        let mut written = String::new();
+        for (name, frame) in frames {
+            let mut bytes = Vec::new();
+            frame.write(&mut bytes);
+            assert_eq!(read(&bytes), Some(frame));
+            let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            written.push_str(&format!("{name} {hex}\n"));
+        }
+        assert_eq!(written, KEPT);
+    }
+
     #[test]
     fn a_later_version_and_unknown_flags_are_refused() {
         assert!(read(&[OFFER, VERSION, 0, 7, 1, 1]).is_some());
