@@ -190,6 +190,22 @@ mod tests {
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 
+    /// What the server of commit 5a83802c writes, in hexadecimal.
+    const KEPT: &str = include_str!("../../fixtures/5a83802c/snapshot.txt");
+
+    #[test]
+    fn a_file_is_as_it_was() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state");
+        let (file, now) =
+            (SnapshotFile::new(path.clone()), SystemTime::UNIX_EPOCH + Duration::from_secs(1_790_000_000));
+        let bare = Stored { affiliate: "b".into(), data: Bytes::new(), endpoints: Vec::new(), ..stored() };
+        file.write(vec![stored(), bare.clone()], now).unwrap();
+        let hex: String = fs::read(&path).unwrap().iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, KEPT.trim_end());
+        assert_eq!(file.read(now).unwrap(), [stored(), bare]);
+    }
+
     #[test]
     fn a_broken_file_is_an_error_and_a_restart_goes_on_without_it() {
         let directory = tempfile::tempdir().unwrap();

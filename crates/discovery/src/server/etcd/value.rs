@@ -162,6 +162,23 @@ mod tests {
         assert_eq!(read(1000).stored.ttl, Duration::ZERO);
     }
 
+    /// What replicas of commit 5a83802c write: an affiliate whose client is known, and one without anything.
+    const KEPT: &str = include_str!("../../../fixtures/5a83802c/etcd-values.txt");
+
+    #[test]
+    fn values_are_as_they_were() {
+        let bare = Stored { data: Bytes::new(), ttl: SECOND, endpoints: Vec::new(), ..affiliate().stored };
+        let bare = SharedAffiliate { stored: bare, source: Source::unknown() };
+        let mut written = String::new();
+        for (affiliate, age) in [(affiliate(), 40 * SECOND), (bare, Duration::ZERO)] {
+            let value = encode(&affiliate, age);
+            let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
+            written.push_str(&format!("{hex}\n"));
+            assert_eq!(decode(name(), value.into(), age), Ok(affiliate));
+        }
+        assert_eq!(written, KEPT);
+    }
+
     proptest! {
         /// Neither the codec nor the core panics, and what is not acceptable changes nothing.
         #[test]
