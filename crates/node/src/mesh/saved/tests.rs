@@ -6,6 +6,8 @@ use fairlead_topology::{External, Since};
 use super::*;
 use crate::mesh::desired::tests::{inputs, key, member};
 
+mod kept;
+
 fn unsaved() -> Unsaved {
     let mesh = serde_json::json!({
         "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubeMesh",
@@ -24,9 +26,6 @@ fn unsaved() -> Unsaved {
     third.endpoints.is_nat_port_restricted = true;
     third.endpoints.birthday_attack = Some(false);
     third.entry_terms.insert("laptop".to_owned(), (key(4), 3));
-    let external =
-        External { preshared_key: Some(PresharedKey([9; 32])), entry_nodes: vec!["node-0003".to_owned()] };
-    let laptop = Member { public_key: Some(key(4)), external: Some(external), ..Member::of_peer("laptop") };
     let services = vec!["10.96.0.0/12".parse().unwrap(), "fd96::/112".parse().unwrap()];
     let gateways = ["node-0002", "node-0003"].map(str::to_owned);
     let held = SourceNodes { holder: Some("node-0003".to_owned()), gateways: gateways.clone().into() };
@@ -39,9 +38,16 @@ fn unsaved() -> Unsaved {
         inputs: Arc::new(Inputs {
             services,
             sources: Arc::new(sources.into()),
-            ..inputs([member(1), member(2), third, laptop])
+            ..inputs([member(1), member(2), third, laptop()])
         }),
     }
+}
+
+/// A member that is no node.
+fn laptop() -> Member {
+    let external =
+        External { preshared_key: Some(PresharedKey([9; 32])), entry_nodes: vec!["node-0003".to_owned()] };
+    Member { public_key: Some(key(4)), external: Some(external), ..Member::of_peer("laptop") }
 }
 
 fn at(seconds: i64) -> (Instant, Timestamp) {
