@@ -57,3 +57,6 @@ pub use wirekube_peer::{
     ObservedEndpoint, PeerCounts, PeerTransport, PortPrediction, TransportMode, WireGuardImplementation,
     WireKubePeer, WireKubePeerSpec, WireKubePeerStatus,
 };
+
+#[cfg(test)]
+mod tests;
