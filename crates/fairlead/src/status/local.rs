@@ -293,6 +293,8 @@ pub(super) fn sources(peer: &Peer) -> String {
 
 #[cfg(test)]
 mod tests {
+    use prost::Message as _;
+
     use super::*;
 
     #[test]
@@ -362,5 +364,32 @@ mod tests {
         assert!(value["peers"][0]["handshakeAgeSeconds"].is_null());
         assert!(value["peers"][0]["roundTripSeconds"].is_null());
         assert_eq!(value["peers"][0]["rxBytes"], 0);
+    }
+
+    /// Whether a later document says at least the same.
+    fn has_all(later: &Value, kept: &Value) -> bool {
+        match (later, kept) {
+            (Value::Object(later), Value::Object(kept)) => {
+                kept.iter().all(|(name, kept)| later.get(name).is_some_and(|later| has_all(later, kept)))
+            }
+            (Value::Array(later), Value::Array(kept)) => {
+                later.len() == kept.len() && later.iter().zip(kept).all(|(later, kept)| has_all(later, kept))
+            }
+            _ => later == kept,
+        }
+    }
+
+    /// The answer is that of a node program of commit 5a83802c with every field, and the documents are what its `fairlead status` made of it.
+    #[test]
+    fn scripts_find_all_that_they_found() {
+        let answers = concat!(env!("CARGO_MANIFEST_DIR"), "/../wire/fixtures/5a83802c/status.txt");
+        let answers = std::fs::read_to_string(answers).unwrap();
+        let hex = answers.lines().find_map(|line| line.strip_prefix("StatusResponse ")).unwrap();
+        let digits = (0..hex.len()).step_by(2).map(|at| &hex[at..at + 2]);
+        let bytes: Vec<u8> = digits.map(|digits| u8::from_str_radix(digits, 16).unwrap()).collect();
+        let status = StatusResponse::decode(bytes.as_slice()).unwrap();
+        let kept: Value = serde_json::from_str(include_str!("../../fixtures/5a83802c/status.json")).unwrap();
+        let today = json!({ "status": node_json(&status), "statusOfPeers": path::peers_json(&status.peers) });
+        assert!(has_all(&today, &kept), "{today:#}");
     }
 }
