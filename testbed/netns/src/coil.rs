@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::pods::{Flow, HOST_SETUP, pod};
-use crate::{Namespace, try_sh_in};
+use crate::{Namespace, skipped, try_sh_in};
 
 /// The variable that says that this kernel must have Coil's tunnels.
 pub const KERNEL_FOU: &str = "FAIRLEAD_KERNEL_FOU";
@@ -100,9 +100,10 @@ pub struct Network {
 }
 
 impl Network {
-    /// `None` if this kernel lacks what Coil needs, and need not have it.
+    /// `None` if this kernel lacks what Coil needs, and need not have it: the test is [`skipped`].
     pub fn new() -> Option<Self> {
         if !has_kernel_fou() {
+            skipped(&format!("this kernel has no fou, and {KERNEL_FOU} does not demand it"));
             return None;
         }
         let router = Namespace::new();

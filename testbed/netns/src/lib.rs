@@ -3,12 +3,13 @@
 //! Without names and without processes: a namespace is held by descriptors and vanishes with its handle, also after a
 //! panic. Whole networks with NAT and faults are in `testbed-lab`. Everything panics instead of returning errors, as
 //! a test would. [`Monitor`] tells what the kernel reports as changed, [`pods`] makes pods behind a router, [`coil`] egress
-//! as Coil v2 sets it up, [`traffic`] flows that go on meanwhile.
+//! as Coil v2 sets it up, [`traffic`] flows that go on meanwhile. A test that this kernel cannot run calls [`skipped`].
 #![expect(clippy::expect_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 pub mod coil;
 mod monitor;
 pub mod pods;
+mod skips;
 pub mod traffic;
 
 use std::fs::File;
@@ -21,6 +22,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 
 pub use monitor::Monitor;
+pub use skips::{TEST_SKIPS, skipped};
 
 /// A network namespace with loopback up.
 #[derive(Debug)]

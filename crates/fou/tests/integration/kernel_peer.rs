@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use fairlead_fou::{Counter, Gateway, Peer, Service, Settings, TunnelLink, Tunnels, link_name};
-use testbed_netns::{Namespace, try_sh_in};
+use testbed_netns::{Namespace, skipped, try_sh_in};
 
 const SETTINGS: Settings = Settings { port: 5555, drop_unknown: false, own: None };
 
@@ -39,7 +39,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// `None` if this kernel lacks fou, and need not have it.
+    /// `None` if this kernel lacks fou, and need not have it: the test is skipped.
     fn new() -> Option<Self> {
         let (ours, kernels) = (Namespace::new(), Namespace::new());
         for namespace in [&ours, &kernels] {
@@ -69,6 +69,7 @@ impl Bed {
         match listening {
             Err(error) => {
                 assert!(error.contains("No such file"), "{error}");
+                skipped("this kernel has no fou, and FAIRLEAD_KERNEL_FOU does not demand it");
                 None
             }
             Ok(_) => Some(Self { ours, kernels }),
