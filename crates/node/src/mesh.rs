@@ -66,7 +66,6 @@ use kube::Client;
 use tokio::sync::{oneshot, watch};
 
 use self::discovery::{DiscoveryStatus, DiscoveryTask, Shared};
-use self::ec2::Ec2Task;
 use self::inputs::{InputReader, MeshIdentity, NetworkWatches};
 use self::kernel::HostKernel;
 use self::key_rotation::KeyRotation;
@@ -176,8 +175,6 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     sources.extend(static_peers.map(|source| Box::new(source) as Box<dyn MemberSource>));
     let (mapped, port_mappings) = watch::channel(PortMappings::default());
     let meshes = Arc::clone(&deps.meshes);
-    let (found, public_ipv4) = watch::channel(None);
-    let ec2 = Ec2Task { kernel: deps.kernel.subscribe(port_mapping::concerns), found };
     let (found, nat64) = watch::channel(Nat64Answer::default());
     let nat64_task = Nat64Task { kernel: deps.kernel.subscribe(port_mapping::concerns), found };
     let (credentials, cluster) = watch::channel(Shared::saved(&file));
@@ -201,7 +198,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
         deps.api_server,
         NetworkWatches {
             port_mappings,
-            public_ipv4,
+            public_ipv4: ec2::start(&deps.kernel, supervisor.subsystem("mesh")),
             nat64,
             mesh_identity,
             announced_sources: deps.announced_sources,
@@ -274,7 +271,6 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     subsystem.spawn("relay", relay.run());
     subsystem.spawn("discovery", discovery.run());
     subsystem.spawn("port mapping", port_mapping.run());
-    subsystem.spawn("EC2 metadata", ec2.run());
     subsystem.spawn("NAT64", nat64_task.run());
     if let Some(file) = peers_file {
         subsystem.spawn("static peers", file.run());
