@@ -1,5 +1,7 @@
 //! What STUN servers answer, also through a NAT64.
 
+use fairlead_path::BirthdaySide;
+
 use super::*;
 
 fn answers(answers: [StunAnswer; 2]) -> OwnAddresses {
@@ -151,4 +153,28 @@ fn servers_that_are_asked_through_the_nat64_show_what_it_does() {
         Desired::new(&inputs, &host, Held::default(), &by_stun(Some(stun))).nat
     };
     assert_eq!([nat("203.0.113.1:4000"), nat("203.0.113.1:4001")], [NatType::Cone, NatType::Symmetric]);
+}
+
+#[test]
+fn annotations_of_the_two_nodes_come_before_the_birthday_policy_of_the_mesh() {
+    let symmetric = answers([mapped("203.0.113.1:4000"), mapped("203.0.113.1:4001")]);
+    let side = |policy, own, theirs| {
+        let with = |number, birthday_attack| {
+            let mut member = member(number);
+            member.endpoints.birthday_attack = birthday_attack;
+            member.endpoints.is_nat_symmetric = true;
+            member
+        };
+        let mut inputs = inputs([with(1, own), with(2, theirs)]);
+        inputs.settings.birthday = policy;
+        Desired::new(&inputs, &host(), Held::default(), &symmetric).peers[&key(2)].paths.birthday
+    };
+    let (yes, no) = (Some(true), Some(false));
+    let both = Some(BirthdaySide::BothSymmetric);
+    for (policy, of_mesh) in [(BirthdayPolicy::Disabled, None), (BirthdayPolicy::Symmetric, both)] {
+        assert_eq!(side(policy, None, None), of_mesh, "{policy:?}");
+        assert_eq!([side(policy, yes, None), side(policy, None, yes), side(policy, yes, yes)], [both; 3]);
+        assert_eq!([side(policy, no, None), side(policy, None, no)], [None; 2], "{policy:?}");
+        assert_eq!([side(policy, no, yes), side(policy, yes, no)], [None; 2], "{policy:?}");
+    }
 }
