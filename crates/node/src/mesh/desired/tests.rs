@@ -239,6 +239,20 @@ fn how_long_a_peer_may_be_silent_follows_from_both_keepalives() {
 }
 
 #[test]
+fn the_keepalive_of_this_node_s_annotation_is_that_of_all_its_peers() {
+    let keepalives = |keepalive| {
+        let members = [(2, Some(25)), (3, Some(0)), (4, None)];
+        let members = members.map(|(n, theirs)| Member { persistent_keepalive: theirs, ..member(n) });
+        let inputs = Inputs { keepalive, ..inputs([member(1)].into_iter().chain(members)) };
+        let desired = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default());
+        [2, 3, 4].map(|n| desired.peers[&key(n)].config.persistent_keepalive)
+    };
+    assert_eq!(keepalives(Some(7)), [Some(7); 3]);
+    assert_eq!(keepalives(Some(0)), [None; 3]);
+    assert_eq!(keepalives(None), [Some(25), None, Some(25)]);
+}
+
+#[test]
 fn a_node_without_a_key_is_no_peer_and_its_address_no_bypass() {
     let keyless = Member { public_key: None, ..member(2) };
     let desired =

@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use fairlead_api::names::ANNOTATION_ENDPOINT;
+use fairlead_api::names::{ANNOTATION_ENDPOINT, ANNOTATION_KILO_KEEPALIVE};
 use fairlead_api::resources::WireKubeMesh;
 use fairlead_api::wireguard::PrivateKey;
 use fairlead_cluster::caches::{self, Cache};
@@ -83,7 +83,7 @@ impl Cluster {
 
     async fn with_state_in(directory: &Path) -> (Self, InputReader) {
         let mut watches = Supervisor::default();
-        let annotations = serde_json::json!({ ANNOTATION_ENDPOINT: "bad" });
+        let annotations = serde_json::json!({ ANNOTATION_ENDPOINT: "bad", ANNOTATION_KILO_KEEPALIVE: "7" });
         let node = serde_json::json!({ "metadata": { "name": "node-0001", "annotations": annotations } });
         let node: Node = serde_json::from_value(node).unwrap();
         let (nodes, _) = cache(&mut watches, "Nodes", node).await;
@@ -419,4 +419,10 @@ async fn problems_of_this_node_come_before_those_of_peers() {
     let (_cluster, mut reader) = Cluster::new().await;
     let inputs = reader.read(Instant::now()).unwrap();
     assert_eq!(inputs.problems, [bad_endpoint("node-0001"), bad_endpoint("node-0002")]);
+}
+
+#[tokio::test]
+async fn the_keepalive_of_kilo_s_annotation_is_read() {
+    let (_cluster, mut reader) = Cluster::new().await;
+    assert_eq!(reader.read(Instant::now()).unwrap().keepalive, Some(7));
 }
