@@ -324,6 +324,23 @@ async fn a_pod_whose_namespace_cannot_be_used_delays_no_other() {
     within(SECOND, "the other is repaired", || has_what_the_article_prints(&pod)).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn another_source_port_is_used_by_pods_that_run() {
+    let (bed, pod) = client().await;
+    let from_fixed_port = || {
+        let before = pod.counted("from_fixed_port");
+        reaches_gateways(&pod);
+        pod.counted("from_fixed_port") - before
+    };
+    assert_eq!(from_fixed_port(), 2);
+    for (auto, expected) in [(true, 0), (false, 2)] {
+        let mut changed = egress(INTERNET, &["0.0.0.0/0", "::/0"]);
+        changed.spec.fou_source_port_auto = auto;
+        bed.egresses.apply(changed);
+        within(5 * SECOND, "the source port", || from_fixed_port() == expected).await;
+    }
+}
+
 /// Prints how long setting up takes, for the limits of the requirements: + 3 ms for one Egress, + 8 ms for four.
 #[tokio::test(flavor = "multi_thread")]
 async fn setting_up_is_quick() {

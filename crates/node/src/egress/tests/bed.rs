@@ -334,7 +334,9 @@ const NODE_RULES: &str = "
     table inet node {
         counter in_clear { }
         counter encapsulated { }
+        counter from_fixed_port { }
         chain received { type filter hook prerouting priority raw;
+            udp sport 5555 udp dport 5555 counter name from_fixed_port
             ip daddr 203.0.113.0/24 counter name in_clear drop
             ip daddr 192.168.10.0/24 counter name in_clear drop
             ip6 daddr 2001:db8::/32 counter name in_clear drop
@@ -381,7 +383,7 @@ impl Pod {
         }
     }
 
-    /// Packets that came to the node: `in_clear` or `encapsulated`.
+    /// Packets that came to the node: `in_clear` or `encapsulated`, and of the latter those `from_fixed_port`.
     pub(crate) fn counted(&self, counter: &str) -> u64 {
         let listed = self.node.sh(&format!("nft list counter inet node {counter}"));
         listed.split_whitespace().skip_while(|word| *word != "packets").nth(1).unwrap().parse().unwrap()
