@@ -232,3 +232,48 @@ impl Requests {
         Ok(read.owner_ref(&()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fairlead_dataplane::routing_ids::RoutingIds;
+    use futures::FutureExt as _;
+    use kube::runtime::reflector;
+    use kube::runtime::watcher::Event;
+    use serde_json::json;
+
+    use super::*;
+    use crate::ipam::tests::client;
+
+    fn node(uid: &str) -> serde_json::Value {
+        json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n1", "uid": uid } })
+    }
+
+    /// Those of node n1, whose object the API server has.
+    fn requests(nodes: Store<Node>) -> Requests {
+        let client = client(|call| {
+            assert_eq!(call, "GET /api/v1/nodes/n1");
+            std::future::ready((200, node("read").to_string())).boxed()
+        });
+        let ipam = Ipam::new("n1", RoutingIds::default(), reflector::store().0, Api::all(client.clone()));
+        Requests {
+            client,
+            ipam: Arc::new(ipam),
+            nodes,
+            blocks: OwnBlocks::of("n1").1,
+            refused: Mutex::default(),
+        }
+    }
+
+    /// As in Coil: when a node goes, Kubernetes collects what it asked for.
+    #[tokio::test]
+    async fn a_request_is_owned_by_its_node() {
+        let (known, mut writer) = reflector::store();
+        writer.apply_watcher_event(&Event::Apply(serde_json::from_value(node("known")).unwrap()));
+        for (nodes, uid) in [(known, "known"), (reflector::store().0, "read")] {
+            let demand = BlockDemand { pool: "a".to_owned(), claim: None };
+            let request = requests(nodes).new_request(&demand).await.unwrap();
+            let owners = serde_json::to_value(request.metadata.owner_references).unwrap();
+            assert_eq!(owners, json!([{ "apiVersion": "v1", "kind": "Node", "name": "n1", "uid": uid }]));
+        }
+    }
+}
