@@ -20,8 +20,9 @@ Usage: cargo xtask COMMAND
 Commands:
   demo [--topology NAME] [--keep] [--json]
                           run the demo: pods on nodes in different networks reach each other
-  test [RING...] [-- FILTER...]
+  test [RING...] [-- WORD...]
                           run the tests; rings: pure lab kube vm demo (all of them without a name), and nodes (only by name)
+  test soak               run the tests that are too long for every run (some hours)
   test conformance [--families ipv4|dual] [--network mesh|relay|router|stock] [--focus REGEX]
                           run Kubernetes's own network conformance tests on three real nodes (no ring; --help says more)
   nodes [--network mesh|router|stock] [--ipv4-only]

@@ -136,7 +136,7 @@ fn id(child: &Child) -> Pid {
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);

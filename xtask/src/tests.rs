@@ -22,8 +22,8 @@ use times::Times;
 
 /// Number of the slowest tests that a run names at its end.
 const SLOWEST: usize = 20;
-/// Processors that jobs may use, in hundredths of those of the machine: they wait part of their time.
-const OVERCOMMIT: u32 = 130;
+/// Hundredths of each processor that jobs may use by `times.tsv`; the rest is for what they do at the same moment.
+const LOAD: u32 = 90;
 
 /// What tests came to: counts, and every reason why they are no success.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -104,7 +104,7 @@ fn plan<'a>(
 fn run_jobs(jobs: &[Job<'_>], executables: &[Executable], filter: &Filter) -> Vec<Report> {
     let programs = jobs::programs(executables);
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let capacity = OVERCOMMIT.saturating_mul(u32::try_from(processors).unwrap_or(u32::MAX));
+    let capacity = LOAD.saturating_mul(u32::try_from(processors).unwrap_or(u32::MAX));
     say(&format!(
         "==> tests: {} in {} processes",
         jobs.iter().map(|job| job.tests.len()).sum::<usize>(),
@@ -165,7 +165,7 @@ fn say_times(jobs: &[Job<'_>], reports: &[Report], built: Duration, all: Duratio
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use super::*;
     use crate::tests::rings::RINGS;
 
@@ -184,6 +184,7 @@ mod unit {
             seconds: 1.0,
             share: 10,
             alone: false,
+            limit: ring.limit,
         };
         let jobs: Vec<Job<'_>> = rings.iter().map(job).collect();
         let report = |counts: &Counts| Report {

@@ -65,7 +65,7 @@ fn parse(messages: impl BufRead, metadata: &Metadata) -> Result<Vec<Executable>,
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use super::*;
 
     /// As cargo prints it, of the first package of this workspace.

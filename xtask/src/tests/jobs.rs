@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::process::Command;
+use std::time::Duration;
 
 use super::executables::Executable;
 use super::libtest;
@@ -83,7 +84,12 @@ pub(crate) struct Job<'a> {
     pub(crate) share: u32,
     /// It measures, or counts losses: nothing runs beside it.
     pub(crate) alone: bool,
+    /// Time of one test, after which it is taken for hung.
+    pub(crate) limit: Duration,
 }
+
+/// Limit of tests of the soak, the longest of which takes an hour.
+const SOAK_LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
 
 impl Job<'_> {
     pub(crate) fn name(&self) -> String {
@@ -127,7 +133,9 @@ pub(crate) fn plan<'a>(
         let name = module.as_deref().unwrap_or_default();
         let time = times.of(&executable.package, name).unwrap_or(ring.typical);
         let alone = ring.alone.contains(&name);
-        Job { ring, executable, module, tests, seconds: time.seconds, share: time.share(), alone }
+        let soaks = tests.iter().any(|test| ring.soaks(&executable.package, test));
+        let limit = if soaks { SOAK_LIMIT } else { ring.limit };
+        Job { ring, executable, module, tests, seconds: time.seconds, share: time.share(), alone, limit }
     };
     modules.into_iter().map(job).collect()
 }
@@ -167,7 +175,7 @@ pub(crate) fn programs(executables: &[Executable]) -> String {
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use super::*;
     use crate::tests::rings::RINGS;
 
@@ -205,7 +213,7 @@ mod unit {
     #[test]
     fn the_soak_and_every_run_share_no_test_and_leave_none_out() {
         let ring = ring("demo");
-        let (package, soaked) = ring.soak.first().unwrap();
+        let (package, soaked) = ring.soak.iter().find(|(_, name)| !name.contains("::")).unwrap();
         let tests = vec![format!("{soaked}::one"), "other::two".to_owned()];
         let executable = executable(package, true);
         let of = |selection| -> Vec<String> {

@@ -99,7 +99,7 @@ pub(crate) fn list(output: &str) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use super::*;
 
     fn ended(name: &str, result: Result, time: Duration, output: &str) -> Event {

@@ -17,7 +17,7 @@ pub(crate) struct Ring {
     pub(crate) soak: &'static [(&'static str, &'static str)],
     /// Only when it is named: a cluster of real nodes needs the machine to itself.
     pub(crate) only_by_name: bool,
-    /// Time of one test, after which it is taken for hung: several times what it takes on two busy cores.
+    /// Time of one test of every run, after which it is taken for hung: several times what it takes on two busy cores.
     pub(crate) limit: Duration,
     /// What is taken for a job that `times.tsv` does not have.
     pub(crate) typical: Time,
@@ -55,7 +55,14 @@ pub(crate) const RINGS: &[Ring] = &[
             "xtask",
         ],
         alone: &[],
-        soak: &[],
+        soak: &[
+            (
+                "testbed-simulation",
+                "nats::attempts_between_a_symmetric_and_a_port_restricted_nat_succeed_in_99_of_100_runs",
+            ),
+            ("testbed-simulation", "nats::attempts_between_two_symmetric_nats_succeed_where_both_sequential"),
+            ("testbed-simulation", "nats::attempts_with_random_ports_stay_within_their_limits"),
+        ],
         only_by_name: false,
         limit: Duration::from_secs(2 * MINUTE),
         typical: Time { seconds: 5.0, cpu: 5.0 },
@@ -107,7 +114,12 @@ pub(crate) const RINGS: &[Ring] = &[
         name: "demo",
         packages: &["fairlead-demo"],
         alone: &[],
-        soak: &[("fairlead-demo", "kernel_nats")],
+        soak: &[
+            ("fairlead-demo", "birthday::birthday_attempts_succeed_in_99_of_100_runs"),
+            ("fairlead-demo", "kernel_encapsulation"),
+            ("fairlead-demo", "kernel_nats"),
+            ("fairlead-demo", "kernel_paths"),
+        ],
         only_by_name: false,
         limit: Duration::from_secs(12 * MINUTE),
         typical: Time { seconds: 90.0, cpu: 90.0 },
@@ -117,7 +129,7 @@ pub(crate) const RINGS: &[Ring] = &[
         name: "nodes",
         packages: &["testbed-nodes"],
         alone: &[],
-        soak: &[],
+        soak: &[("testbed-nodes", "mesh::relay::a_managed_relay_is_rolled_out_under_traffic")],
         only_by_name: true,
         limit: Duration::from_secs(15 * MINUTE),
         typical: Time { seconds: 300.0, cpu: 300.0 },
@@ -188,7 +200,7 @@ pub(crate) fn assign(executables: &[Executable]) -> Result<(), String> {
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use std::collections::BTreeSet;
 
     use super::*;

@@ -13,7 +13,7 @@ use crate::steps::say;
 
 /// Names the test executables to those that run others in a VM: asking cargo for them would wait for whatever else it builds.
 const PROGRAMS: &str = "FAIRLEAD_TEST_PROGRAMS";
-/// A file to which tests append a line `TEST<tab>REASON` when they return without having tested.
+/// A file to which tests append a line with the reason when they return without having tested (`testbed_netns::skipped`).
 const SKIPS: &str = "FAIRLEAD_TEST_SKIPS";
 
 /// What a job came to, with its time and that of each of its tests.
@@ -100,7 +100,7 @@ pub(crate) fn run(job: &Job<'_>, filter: &Filter, programs: &str) -> Report {
     let start = Instant::now();
     let mut progress = Progress {
         name: job.name(),
-        limit: job.ring.limit,
+        limit: job.limit,
         counts: Counts::default(),
         running: BTreeMap::new(),
         times: Vec::new(),
@@ -195,7 +195,7 @@ fn target() -> std::path::PathBuf {
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
@@ -226,8 +226,16 @@ mod unit {
 
         fn run(&self, ring: &'static Ring, tests: &[&str]) -> Report {
             let tests = tests.iter().map(|test| (*test).to_owned()).collect();
-            let job =
-                Job { ring, executable: &self.0, module: None, tests, seconds: 1.0, share: 10, alone: false };
+            let job = Job {
+                ring,
+                executable: &self.0,
+                module: None,
+                tests,
+                seconds: 1.0,
+                share: 10,
+                alone: false,
+                limit: ring.limit,
+            };
             run(&job, &Filter::default(), "a unit /bin/a\n")
         }
     }

@@ -60,7 +60,7 @@ impl Times {
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use super::*;
 
     #[test]

@@ -141,7 +141,7 @@ fn a_symmetric_and_a_port_restricted_nat_get_a_direct_path_by_trying_ports_unles
 
 /// `FAIRLEAD_BIRTHDAY_RUNS` says how often (200): about ten seconds each.
 #[test]
-#[ignore = "takes half an hour: cargo xtask test demo -- --ignored birthday_attempts_succeed"]
+#[ignore = "takes half an hour: cargo xtask test soak"]
 fn birthday_attempts_succeed_in_99_of_100_runs() {
     let runs = std::env::var("FAIRLEAD_BIRTHDAY_RUNS").map_or(200, |runs| runs.parse().unwrap());
     let bed = bed(None);

@@ -25,7 +25,7 @@ struct Machine {
 }
 
 #[test]
-#[ignore = "two emulated machines: a minute of both cores: cargo xtask test demo -- --ignored ipip"]
+#[ignore = "two emulated machines: a minute of both cores: cargo xtask test soak"]
 fn pods_reach_each_other_by_ipip_and_by_the_encrypted_tunnel_while_that_is_blocked() {
     let mut world = World::start(&topology::two_sites(), &Progress::default()).unwrap();
     let lan = "192.168.7.0/24".parse().unwrap();

@@ -89,7 +89,7 @@ struct Bed {
 }
 
 #[test]
-#[ignore = "two emulated machines, four times: minutes of both cores: cargo xtask test demo -- --ignored kernel_s_wireguard"]
+#[ignore = "two emulated machines, four times: minutes of both cores: cargo xtask test soak"]
 fn the_kernel_s_wireguard_gets_the_paths_that_its_nats_allow() {
     let rounds = std::env::var("FAIRLEAD_KERNEL_ROUNDS").map_or(3, |rounds| rounds.parse().unwrap());
     let mut bed = Bed::start();

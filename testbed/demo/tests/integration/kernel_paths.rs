@@ -53,7 +53,7 @@ table bridge judge {
 ";
 
 #[test]
-#[ignore = "two emulated machines: a minute of both cores: cargo xtask test demo -- --ignored kernel_s_wireguard"]
+#[ignore = "two emulated machines: a minute of both cores: cargo xtask test soak"]
 fn nodes_with_the_kernel_s_wireguard_find_paths_and_leave_those_that_fail() {
     let mut world = World::start(&topology::two_sites(), &Progress::default()).unwrap();
     let relay = servers::relay(&world).unwrap();

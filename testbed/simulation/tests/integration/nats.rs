@@ -179,7 +179,7 @@ fn soak(name: &str, nats: [Nat; 2], policy: BirthdayPolicy) -> (usize, Vec<Run>)
 
 /// `FAIRLEAD_BIRTHDAY_RUNS` says how often (200): three seconds each. Needs root.
 #[test]
-#[ignore = "needs root and ten minutes: cargo test -p testbed-simulation --test nats -- --ignored port_restricted --nocapture"]
+#[ignore = "needs root and ten minutes: cargo xtask test soak"]
 fn attempts_between_a_symmetric_and_a_port_restricted_nat_succeed_in_99_of_100_runs() {
     let nats = [Nat::SymmetricRandom, Nat::PortRestricted];
     let (within, runs) = soak("random and port-restricted", nats, BirthdayPolicy::PortRestricted);
@@ -188,7 +188,7 @@ fn attempts_between_a_symmetric_and_a_port_restricted_nat_succeed_in_99_of_100_r
 }
 
 #[test]
-#[ignore = "needs root and ten minutes: cargo test -p testbed-simulation --test nats -- --ignored both_sequential --nocapture"]
+#[ignore = "needs root and ten minutes: cargo xtask test soak"]
 fn attempts_between_two_symmetric_nats_succeed_where_both_sequential() {
     let (within, runs) =
         soak("sequential and sequential", [Nat::SymmetricPredictable; 2], BirthdayPolicy::Symmetric);
@@ -197,7 +197,7 @@ fn attempts_between_two_symmetric_nats_succeed_where_both_sequential() {
 
 /// What such pairs have to expect: a port in one of 32 attempts, and in one of 1,000.
 #[test]
-#[ignore = "needs root and an hour: cargo test -p testbed-simulation --test nats -- --ignored random_ports --nocapture"]
+#[ignore = "needs root and an hour: cargo xtask test soak"]
 fn attempts_with_random_ports_stay_within_their_limits() {
     for other in [Nat::SymmetricPredictable, Nat::SymmetricRandom] {
         let name = format!("random and {other:?}");

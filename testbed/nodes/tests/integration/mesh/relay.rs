@@ -59,7 +59,7 @@ fn transports(cluster: &Cluster, node: &str, expected: &Value) {
 
 /// Two pods behind node ports, with a third node that reaches the others only by way of them.
 #[test]
-#[ignore = "two minutes, for changes of the managed relay: cargo xtask test nodes -- --ignored a_managed_relay"]
+#[ignore = "two minutes, for changes of the managed relay: cargo xtask test soak"]
 fn a_managed_relay_is_rolled_out_under_traffic() {
     let cluster = BED.alone();
     let room = Room::new(&cluster, "managed-relay");
