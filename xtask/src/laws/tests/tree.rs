@@ -46,7 +46,8 @@ pub(super) fn files<'a>(files: impl IntoIterator<Item = (&'a str, u64)>) -> Vec<
             ));
         }
         if !path.starts_with(CORPORA) && !KINDS.iter().any(|kind| path.ends_with(kind)) {
-            let advice = "take it out, or add its kind to xtask/src/laws/tests/tree.rs with a reason".to_owned();
+            let advice =
+                "take it out, or add its kind to xtask/src/laws/tests/tree.rs with a reason".to_owned();
             violations.push(violation("kinds", 1, advice));
         }
     }
