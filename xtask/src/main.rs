@@ -9,7 +9,7 @@ mod laws;
 mod process;
 mod setup;
 mod steps;
-mod tests;
+mod suite;
 
 use std::env;
 use std::process::ExitCode;
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
     };
     let outcome = match command {
         "demo" => steps::demo(rest),
-        "test" => tests::run(rest),
+        "test" => suite::run(rest),
         "nodes" => steps::nodes(rest),
         "bench" => steps::bench(rest),
         "image" => image::make(rest),

@@ -83,8 +83,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::tests::executables::Executable;
-    use crate::tests::rings::RINGS;
+    use crate::suite::executables::Executable;
+    use crate::suite::rings::RINGS;
 
     /// Runs jobs of these shares; the most that ran at once, and the order in which they began.
     fn run_shares(shares: &[(u32, bool)], capacity: u32) -> (u32, Vec<u32>, Vec<u32>) {

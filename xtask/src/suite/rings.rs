@@ -193,7 +193,7 @@ pub(crate) fn assign(executables: &[Executable]) -> Result<(), String> {
     let in_a_ring = |package: &str| RINGS.iter().any(|ring| ring.packages.contains(&package));
     match executables.iter().find(|executable| !in_a_ring(&executable.package)) {
         Some(Executable { package, .. }) => {
-            Err(format!("the tests of {package} are in no ring: add it to xtask/src/tests/rings.rs"))
+            Err(format!("the tests of {package} are in no ring: add it to xtask/src/suite/rings.rs"))
         }
         None => Ok(()),
     }
@@ -204,7 +204,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::tests::executables::workspace;
+    use crate::suite::executables::workspace;
 
     fn choice(names: &[&str]) -> Result<(Vec<&'static str>, Selection), String> {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();

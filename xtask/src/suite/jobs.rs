@@ -177,7 +177,7 @@ pub(crate) fn programs(executables: &[Executable]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::rings::RINGS;
+    use crate::suite::rings::RINGS;
 
     fn words(words: &[&str]) -> Vec<String> {
         words.iter().map(|word| (*word).to_owned()).collect()

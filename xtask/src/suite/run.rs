@@ -203,8 +203,8 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::tests::executables::Executable;
-    use crate::tests::rings::{RINGS, Ring};
+    use crate::suite::executables::Executable;
+    use crate::suite::rings::{RINGS, Ring};
 
     /// A directory with a test executable that is a shell script, gone with it.
     struct Script(Executable);

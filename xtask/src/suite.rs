@@ -167,7 +167,7 @@ fn say_times(jobs: &[Job<'_>], reports: &[Report], built: Duration, all: Duratio
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::rings::RINGS;
+    use crate::suite::rings::RINGS;
 
     fn outcome(rings: &[&'static Ring], counts: &[Counts], filter: &[&str]) -> Outcome {
         let executable = Executable {
