@@ -67,6 +67,9 @@ const NODES: &[&str] = &[
 /// Every test executable, and every program that tests run.
 const TESTS: &[&str] = &["--bins", "--examples", "--tests"];
 
+/// Set where all tests were built before, as by `.ci/run`: commands that need less build the same, which takes no time then.
+const BUILD_ALL: &str = "FAIRLEAD_BUILD_ALL";
+
 /// What is built from Go modules, once per version, outside the checkout: arguments of `testbed-kube-setup`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kubernetes {
@@ -138,6 +141,8 @@ pub(crate) fn prepare<T>(
 /// Builds targets. Always of the whole workspace: cargo unifies features over the packages that are selected, so selecting
 /// some of them would build libraries once more for each selection.
 pub(crate) fn build(targets: &[&str]) -> Result {
+    // What tests need unifies to other features than programs alone: one after the other builds most of the workspace twice.
+    let targets = if env_is_set(BUILD_ALL) { TESTS } else { targets };
     timed("Fairlead and its test beds", || run(cargo(&["build", "--workspace"]).args(targets)))
 }
 
