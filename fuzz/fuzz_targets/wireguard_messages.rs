@@ -4,12 +4,12 @@
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../crates/wireguard/tests/tunnel/operations.rs"]
+#[path = "../../crates/wireguard/tests/integration/tunnel/operations.rs"]
 mod operations;
 #[expect(dead_code, reason = "tests of the crate use more of it")]
-#[path = "../../crates/wireguard/tests/tunnel/support.rs"]
+#[path = "../../crates/wireguard/tests/integration/tunnel/support.rs"]
 mod support;
-#[path = "../../crates/wireguard/tests/tunnel/world.rs"]
+#[path = "../../crates/wireguard/tests/integration/tunnel/world.rs"]
 mod world;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -1,5 +1,5 @@
-//! Any bytes as a sequence of operations on two peers. The fuzz target `wireguard_messages` includes this file, with [`crate::tunnel::support`]
-//! and [`crate::tunnel::world`].
+//! Any bytes as a sequence of operations on two peers. The fuzz target `wireguard_messages` includes this file, with [`super::support`]
+//! and [`super::world`].
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use fairlead_wireguard::{
     kind_of, read_initiation,
 };
 
-use crate::tunnel::support::public;
-use crate::tunnel::world::World;
+use super::support::public;
+use super::world::World;
 
 /// Bounds the time for one input.
 const MAX_OPERATIONS: usize = 128;

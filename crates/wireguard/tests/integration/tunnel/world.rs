@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fairlead_wireguard::{Due, SendKey};
 
-use crate::tunnel::support::{Clock, Side, strangers};
+use super::support::{Clock, Side, strangers};
 
 pub(crate) struct World {
     pub(crate) sides: [Side; 2],
