@@ -53,10 +53,10 @@ pub(crate) fn dies_with_us(program: &Path) -> Command {
     command
 }
 
-/// How a program ended.
+/// End of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ended {
-    /// It exited with 0.
+    /// Whether it exited with 0.
     pub(crate) success: bool,
     /// Processor time of the program and of those of its descendants that were waited for.
     pub(crate) cpu: Duration,
@@ -147,7 +147,7 @@ mod tests {
         command
     }
 
-    /// Its end within a limit, and its output.
+    /// End of a script within a limit, and its output.
     fn run_script(script: &str, limit: Duration) -> (Result<Ended, Error>, Vec<String>) {
         let mut lines = Vec::new();
         let deadline = Instant::now() + limit;

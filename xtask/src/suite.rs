@@ -25,7 +25,7 @@ const SLOWEST: usize = 20;
 /// Hundredths of each processor that jobs may use by `times.tsv`; the rest is for what they do at the same moment.
 const LOAD: u32 = 70;
 
-/// What tests came to: counts, and every reason why they are no success.
+/// Outcome of tests: counts, and every reason why they are no success.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Outcome {
     counts: Counts,

@@ -1,4 +1,4 @@
-//! When something that failed is tried again.
+//! Pauses before something that failed is tried again.
 
 use std::time::Duration;
 

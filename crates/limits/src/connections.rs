@@ -2,7 +2,7 @@
 //!
 //! At a limit a server either refuses what is new ([`ConnectionTable::admit`]), or accepts it and closes another
 //! ([`ConnectionTable::displace`]): the oldest of the same source at the limit of one source, else the oldest of the source that has
-//! most. Whoever opens thousands closes its own.
+//! most. A client that opens thousands closes its own.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -22,7 +22,7 @@ pub struct ConnectionTable<S: Copy + Eq + Hash, V = ()> {
 
 #[derive(Debug)]
 struct Open<S, V> {
-    /// Of the next connection.
+    /// Number of the next connection.
     number: u64,
     count: usize,
     /// In the order in which they were opened.
@@ -124,7 +124,7 @@ impl<S: Copy + Eq + Hash, V> Open<S, V> {
 }
 
 impl<S: Copy + Eq + Hash, V> Counted<S, V> {
-    /// Where the connection comes from.
+    /// Source of the connection.
     pub fn source(&self) -> S {
         self.source
     }

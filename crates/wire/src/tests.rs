@@ -29,7 +29,7 @@ impl Kept {
         Self(entries.collect())
     }
 
-    /// What is `written` today is what was kept, which is returned.
+    /// Asserts that `written` has everything that was kept, and returns the latter.
     fn same(&mut self, name: &str, written: Vec<u8>) -> Vec<u8> {
         let kept = self.0.remove(name).unwrap_or_else(|| panic!("no bytes of {name} are kept"));
         assert_eq!(written, kept, "{name}");

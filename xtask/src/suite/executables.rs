@@ -15,7 +15,7 @@ pub(crate) struct Executable {
     /// Where its manifest is; tests run there.
     pub(crate) directory: Utf8PathBuf,
     pub(crate) path: Utf8PathBuf,
-    /// It has the tests of `tests/`, whose modules run as processes of their own.
+    /// Whether it has the tests of `tests/`, whose modules run as processes of their own.
     pub(crate) is_integration: bool,
 }
 

@@ -78,11 +78,11 @@ pub(crate) struct Job<'a> {
     /// The module of integration tests; none for unit tests.
     pub(crate) module: Option<String>,
     pub(crate) tests: Vec<String>,
-    /// What it took before, or what is taken for it.
+    /// Seconds that it took before, or those of a typical job of its ring.
     pub(crate) seconds: f64,
     /// Processors that it uses, in hundredths.
     pub(crate) share: u32,
-    /// It measures, or counts losses: nothing runs beside it.
+    /// Whether it measures or counts losses: nothing runs beside it.
     pub(crate) alone: bool,
     /// Time of one test, after which it is taken for hung.
     pub(crate) limit: Duration,
@@ -144,7 +144,7 @@ pub(crate) fn plan<'a>(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Selection {
     All,
-    /// Those that are too long for every run.
+    /// Tests that are too long for every run.
     Soak,
     WithoutSoak,
 }

@@ -55,8 +55,6 @@ pub(crate) enum Event {
     Output(String),
     /// A test began.
     Started(String),
-    /// The executable ran everything it was asked for.
-    Suite,
 }
 
 impl Event {
@@ -79,7 +77,6 @@ impl Event {
         let value: Value = line.starts_with('{').then(|| serde_json::from_str(line).ok())??;
         let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let result = match (text("type").as_str(), text("event").as_str()) {
-            ("suite", "ok" | "failed") => return Some(Some(Self::Suite)),
             ("test", "started") => return Some(Some(Self::Started(text("name")))),
             ("test", "ok") => Result::Passed,
             ("test", "failed") => Result::Failed,
@@ -127,10 +124,7 @@ mod tests {
                 vec![ended("d", Result::Ignored, Duration::ZERO, "")],
             ),
             (r#"{ "type": "test", "event": "timeout", "name": "d" }"#, vec![]),
-            (
-                r#"{ "type": "suite", "event": "failed", "passed": 1, "failed": 1, "ignored": 1 }"#,
-                vec![Event::Suite],
-            ),
+            (r#"{ "type": "suite", "event": "failed", "passed": 1, "failed": 1, "ignored": 1 }"#, vec![]),
         ];
         for (line, events) in lines {
             assert_eq!(Event::parse(line), events, "{line}");

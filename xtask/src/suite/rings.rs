@@ -19,7 +19,7 @@ pub(crate) struct Ring {
     pub(crate) only_by_name: bool,
     /// Time of one test of every run, after which it is taken for hung: several times what it takes on two busy cores.
     pub(crate) limit: Duration,
-    /// What is taken for a job that `times.tsv` does not have.
+    /// Time of a job that `times.tsv` does not have.
     pub(crate) typical: Time,
     /// Tests write to the terminal directly: what one wrote until it hung must not be lost.
     pub(crate) nocapture: bool,

@@ -9,14 +9,14 @@ use super::jobs::{Filter, Job};
 use super::libtest::{self, Counts, Event, Result};
 use super::times::Time;
 use crate::process::{self, Ended};
-use crate::steps::say;
+use crate::steps::{self, say};
 
 /// Names the test executables to those that run others in a VM: asking cargo for them would wait for whatever else it builds.
 const PROGRAMS: &str = "FAIRLEAD_TEST_PROGRAMS";
 /// A file to which tests append a line with the reason when they return without having tested (`testbed_netns::skipped`).
 const SKIPS: &str = "FAIRLEAD_TEST_SKIPS";
 
-/// What a job came to, with its time and that of each of its tests.
+/// Outcome of a job, with its time and that of each of its tests.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) outcome: Outcome,
@@ -24,7 +24,7 @@ pub(crate) struct Report {
     pub(crate) time: Option<Time>,
 }
 
-/// What is known of a job's tests.
+/// State of a job's tests.
 struct Progress {
     name: String,
     limit: Duration,
@@ -49,7 +49,6 @@ impl Progress {
             }
             Event::Output(line) => say(&format!("{} | {line}", self.name)),
             Event::Started(name) => drop(self.running.insert(name, Instant::now())),
-            Event::Suite => {}
         }
     }
 
@@ -108,7 +107,7 @@ pub(crate) fn run(job: &Job<'_>, filter: &Filter, programs: &str) -> Report {
     };
     let mut problems = Vec::new();
     let mut cpu = Duration::ZERO;
-    let skips = target().join(format!(
+    let skips = steps::target().join(format!(
         "skips-{}-{}",
         job.executable.package,
         job.module.as_deref().unwrap_or("unit")
@@ -171,7 +170,7 @@ fn round(
     })
 }
 
-/// Why a process told of no test.
+/// Reason why a process told of no test.
 fn why(ended: &std::result::Result<Ended, process::Error>) -> String {
     match ended {
         Ok(ended) if ended.success => "ended without a test result".to_owned(),
@@ -191,10 +190,6 @@ fn count_skips(skips: &Path, progress: &mut Progress) {
         progress.counts.skipped += 1;
     }
     drop(std::fs::remove_file(skips));
-}
-
-fn target() -> std::path::PathBuf {
-    crate::steps::target()
 }
 
 #[cfg(test)]

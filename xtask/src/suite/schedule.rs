@@ -5,7 +5,7 @@ use std::thread;
 
 use super::jobs::Job;
 
-/// What runs, and what waits for its turn.
+/// Jobs that run, and those that wait for their turn.
 struct State {
     /// Indices of jobs that have not begun, in their order.
     waiting: Vec<usize>,

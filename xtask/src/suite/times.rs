@@ -1,4 +1,4 @@
-//! What jobs took on a machine with two processors: by that they are ordered, and as many run at once as it has time for.
+//! Times of jobs on a machine with two processors: by that they are ordered, and as many run at once as it has time for.
 //!
 //! `times.tsv` is a copy of what a run writes to `target/test-times.tsv`. It needs to be right only roughly.
 

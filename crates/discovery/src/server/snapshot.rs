@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 
-    /// What the server of commit 5a83802c writes, in hexadecimal.
+    /// File that the server of commit 5a83802c writes, in hexadecimal.
     const KEPT: &str = include_str!("../../fixtures/5a83802c/snapshot.txt");
 
     #[test]

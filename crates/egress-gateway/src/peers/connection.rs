@@ -156,7 +156,7 @@ async fn serve(
     }
 }
 
-/// How fast a member is read: a faulty or compromised one gets no more of this gateway's time than that.
+/// Bucket for the units that are read of one member: a faulty or compromised one gets no more of this gateway's time than that.
 fn pace(per_second: u32) -> TokenBucket {
     TokenBucket::full(Rate::per_second(per_second.into(), per_second.into()), Instant::now())
 }

@@ -248,7 +248,7 @@ mod tests {
         json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n1", "uid": uid } })
     }
 
-    /// Those of node n1, whose object the API server has.
+    /// Requests of node n1, whose object the API server has.
     fn requests(nodes: Store<Node>) -> Requests {
         let client = client(|call| {
             assert_eq!(call, "GET /api/v1/nodes/n1");

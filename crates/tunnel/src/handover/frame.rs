@@ -272,7 +272,7 @@ mod tests {
         }
     }
 
-    /// What the programs of commit 5a83802c send: lines of a name and bytes in hexadecimal.
+    /// Messages that the programs of commit 5a83802c send: lines of a name and bytes in hexadecimal.
     const KEPT: &str = include_str!("../../fixtures/5a83802c/handover.txt");
 
     #[test]

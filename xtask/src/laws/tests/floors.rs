@@ -7,7 +7,7 @@ use super::list::Violation;
 /// Width of the column with the names of floors.
 const COLUMN: usize = 12;
 
-/// Where a crate is in the table.
+/// Place of a crate in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     /// A floor of the house, counted from the top.
@@ -34,7 +34,7 @@ pub(super) fn parse(architecture: &str) -> BTreeMap<String, Place> {
     places
 }
 
-/// What is wrong with the table, and with normal and build dependencies of crates, by directory.
+/// Violations by the table, and by normal and build dependencies of crates, by directory.
 pub(super) fn violations(
     places: &BTreeMap<String, Place>,
     dependencies: &BTreeMap<String, BTreeSet<String>>,

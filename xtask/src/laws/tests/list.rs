@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 pub(super) struct Violation {
     /// Section of the list.
     pub(super) law: &'static str,
-    /// What it is about: a file, a function in it, a crate.
+    /// Subject: a file, a function in it, a crate.
     pub(super) subject: String,
-    /// How large it is: lines, fields, files; 1 where only its existence counts.
+    /// Size: lines, fields, files; 1 where only its existence counts.
     pub(super) figure: usize,
     /// The limit, and what to do.
     pub(super) advice: String,
@@ -51,7 +51,7 @@ pub(super) fn write(known: &Known) -> String {
     text
 }
 
-/// What is wrong: new and larger violations, and entries that are larger than what they list.
+/// Objections: new and larger violations, and entries that are larger than what they list.
 pub(super) fn judge(found: &[Violation], known: &Known) -> Vec<String> {
     let mut wrong = Vec::new();
     for Violation { law, subject, figure, advice } in found {

@@ -8,7 +8,7 @@ use syn::{Item, UseTree};
 
 use super::sources::{Production, Reader, Sources, is_test};
 
-/// How many imports are followed from a name to its definition.
+/// Number of imports that are followed from a name to its definition.
 const DEPTH: usize = 16;
 
 /// Modules of one crate; a program and a library have a root each.

@@ -17,7 +17,7 @@ const FUNCTION_LINES: usize = 60;
 const STRUCT_FIELDS: usize = 15;
 /// Crate whose structs are those of the API: other programs say how many fields they have.
 const API: &str = "crates/api";
-/// What clap derives the arguments of a program from.
+/// Traits from which clap derives the arguments of a program.
 const ARGUMENTS: [&str; 2] = ["Args", "Parser"];
 /// A struct with such fields only registers and keeps metrics: it has a field for each of them.
 const METRICS: [&str; 4] = ["Counter", "Family", "Gauge", "Histogram"];

@@ -57,13 +57,13 @@ pub(super) fn attributes(item: &Item) -> &[Attribute] {
 /// Visits production code only: nothing that is compiled for tests, and no attribute.
 pub(super) struct Production<V>(pub(super) V);
 
-/// What is done with production code.
+/// Visitor of production code.
 pub(super) trait Reader {
     /// An item, before what is in it; `false` leaves out what is in it.
     fn item(&mut self, item: &Item) -> bool;
     /// A path in a type, a pattern or an expression.
     fn path(&mut self, _path: &syn::Path) {}
-    /// What is given to a macro.
+    /// Paths among the tokens of a macro.
     fn macro_call(&mut self, _call: &syn::Macro) {}
 }
 

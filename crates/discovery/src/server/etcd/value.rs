@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(read(1000).stored.ttl, Duration::ZERO);
     }
 
-    /// What replicas of commit 5a83802c write: an affiliate whose client is known, and one without anything.
+    /// Values that replicas of commit 5a83802c write: an affiliate whose client is known, and one without anything.
     const KEPT: &str = include_str!("../../../fixtures/5a83802c/etcd-values.txt");
 
     #[test]
