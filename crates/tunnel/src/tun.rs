@@ -24,7 +24,15 @@ mod ioctl {
     nix::ioctl_write_int_bad!(tun_set_offload, libc::TUNSETOFFLOAD);
     nix::ioctl_write_ptr_bad!(tun_set_header_length, libc::TUNSETVNETHDRSZ, libc::c_int);
     nix::ioctl_write_ptr_bad!(set_mtu, libc::SIOCSIFMTU, libc::ifreq);
+    nix::ioctl_write_ptr_bad!(set_queue_length, super::SIOCSIFTXQLEN, libc::ifreq);
 }
+
+/// `linux/sockios.h`.
+const SIOCSIFTXQLEN: libc::c_int = 0x8943;
+/// Packets that the kernel keeps while this process does not read: as many as for its own WireGuard devices (`DEFAULT_TX_QUEUE_LEN`),
+/// where the default of a TUN is 500. A node program that shares a processor with much else does not read for up to 2.6 s while it is
+/// upgraded, and what does not fit is lost.
+const QUEUE_LENGTH: libc::c_int = 1_000;
 
 /// A header and the parts of a packet.
 const MAX_PARTS: usize = 1 + crate::offload::MAX_SEGMENTS;
@@ -68,10 +76,12 @@ impl Tun {
         }
         tun.operate("making it persistent", || tun.set_persist(true))?;
         tun.operate("setting the MTU", || tun.set_mtu(mtu))?;
+        tun.operate("setting the length of its queue", || tun.set_queue_length())?;
         Ok(tun)
     }
 
-    /// Adopts the attached descriptor of another process for the interface `name`, and sets its MTU. `has_header`: it was attached with
+    /// Adopts the attached descriptor of another process for the interface `name`, and sets its MTU. The length of its queue stays: to
+    /// change it loses packets (`dev_qdisc_change_tx_queue_len` replaces what holds them). `has_header`: it was attached with
     /// headers before its packets, which cannot be changed while it is.
     pub(crate) fn adopt(
         name: &str,
@@ -193,14 +203,28 @@ impl Tun {
 
     #[expect(unsafe_code, reason = "SIOCSIFMTU has no safe wrapper")]
     fn set_mtu(&self, mtu: u16) -> Result<libc::c_int, Errno> {
-        // Any socket of this network namespace serves (netdevice(7)).
-        let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)
-            .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))?;
+        let socket = any_socket()?;
         let mut request = self.request();
         request.ifr_ifru.ifru_mtu = mtu.into();
         // SAFETY: the descriptor is an open socket; SIOCSIFMTU reads one `ifreq`, valid for the duration of the call.
         unsafe { ioctl::set_mtu(socket.as_raw_fd(), &raw const request) }
     }
+
+    #[expect(unsafe_code, reason = "SIOCSIFTXQLEN has no safe wrapper")]
+    fn set_queue_length(&self) -> Result<libc::c_int, Errno> {
+        let socket = any_socket()?;
+        let mut request = self.request();
+        // `ifr_qlen` is `ifr_ifru.ifru_ivalue`, an `int` like the metric.
+        request.ifr_ifru.ifru_metric = QUEUE_LENGTH;
+        // SAFETY: the descriptor is an open socket; SIOCSIFTXQLEN reads one `ifreq`, valid for the duration of the call.
+        unsafe { ioctl::set_queue_length(socket.as_raw_fd(), &raw const request) }
+    }
+}
+
+/// A socket for requests about interfaces: any of this network namespace serves (netdevice(7)).
+fn any_socket() -> Result<Socket, Errno> {
+    Socket::new(Domain::IPV4, Type::DGRAM, None)
+        .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
 }
 
 fn open_tun() -> Result<File, Error> {

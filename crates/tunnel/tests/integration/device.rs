@@ -415,7 +415,8 @@ fn an_interface_in_use_or_of_another_kind_is_refused_by_name() {
 #[test]
 fn a_thousand_peers_are_taken_and_shown() {
     let node = Node::start(namespace(), 1);
-    assert!(node.namespace.sh(&format!("ip link show {NAME}")).contains("mtu 1420"));
+    let shown = node.namespace.sh(&format!("ip link show {NAME}"));
+    assert!(shown.contains("mtu 1420") && shown.contains("qlen 1000"), "{shown}");
     let mut change = DeviceChange::default();
     for number in 0..1_000_u32 {
         let mut key = [7; 32];
