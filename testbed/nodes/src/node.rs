@@ -242,20 +242,25 @@ impl Node {
     /// The network of the pod that has this address, on this node.
     ///
     /// # Errors
-    /// The node is off, or no pod here has it.
+    /// The node is off, or none or several here have it.
     pub fn pod_network(&self, address: IpAddr) -> Result<ForeignNetwork> {
         let power = self.power.as_ref().with_context(|| format!("{} is off", self.name))?;
         let directory = PathBuf::from(format!("/proc/{}/root/run/netns", power.init));
         let entries = fs::read_dir(&directory)
             .with_context(|| format!("cannot list the network namespaces of {}", self.name))?;
-        for entry in entries.flatten() {
+        let has_address = |entry: fs::DirEntry| {
             // One that is just being made or removed cannot be entered, and is not the one.
-            let Ok(network) = ForeignNetwork::open(&address.to_string(), &entry.path()) else { continue };
-            if matches!(network.inside(|| UdpSocket::bind((address, 0))), Ok(Ok(_))) {
-                return Ok(network);
-            }
-        }
-        bail!("no pod on {} has the address {address}", self.name)
+            let network = ForeignNetwork::open(&address.to_string(), &entry.path()).ok()?;
+            let is_local = matches!(network.inside(|| UdpSocket::bind((address, 0))), Ok(Ok(_)));
+            is_local.then(|| (network, entry.file_name()))
+        };
+        let (mut networks, names): (Vec<_>, Vec<_>) = entries.flatten().filter_map(has_address).unzip();
+        ensure!(
+            networks.len() < 2,
+            "several networks on {} have the address {address}: {names:?}",
+            self.name
+        );
+        networks.pop().with_context(|| format!("no pod on {} has the address {address}", self.name))
     }
 
     /// A line to paste into a root shell to inspect it from inside.

@@ -154,10 +154,11 @@ fn the_pod_that_used_an_address_and_a_port_is_found() {
     let port = || {
         let listed = run(&place, &format!("conntrack -L -p tcp -s {client} -d {IN_DOMESTIC}"))?;
         let mut ports = listed.split_whitespace().filter_map(|word| word.strip_prefix("dport="));
+        let all = run(&place, "ip -brief address; conntrack -L; conntrack -S")?;
         ports
             .next_back()
             .map(str::to_owned)
-            .with_context(|| format!("{gateway:?} has no such connection: {listed:?}"))
+            .with_context(|| format!("{gateway:?} has no connection of {pod:?}: {listed:?}, only {all}"))
     };
     let port = eventually(TIMEOUT, port).unwrap();
     let (source, egress) = (seen.to_string(), format!("{DOMESTIC}/nat"));
