@@ -1,5 +1,6 @@
 //! What every long-running Fairlead program needs: watch caches, Events, metrics, health and supervised tasks.
 //!
+//! * [`cached_by_name!`]: what is kept instead of an object, found by the name of that.
 //! * [`caches`]: objects as last seen, with a signal for every change. An unreachable API server stops nothing.
 //! * [`conditions`]: conditions in the status of objects.
 //! * [`events`]: Kubernetes Events, published without delaying the caller.
@@ -17,6 +18,7 @@
 //! It decides nothing; the node program and the controller do. Objects come from the API server's watches and go to the
 //! holders of the caches.
 
+mod cached_by_name;
 pub mod caches;
 pub mod conditions;
 pub mod events;

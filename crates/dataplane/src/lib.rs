@@ -8,6 +8,7 @@
 //! * [`masquerade`]: the nftables table that translates the sources of packets that leave the cluster to the node's address.
 //! * [`mesh`]: the nftables table with its sets, the rule and table that lead into the WireGuard device.
 //! * [`encapsulation`]: the IP tunnels inside of a location, and who may send to them.
+//! * [`kernel_watch`]: changes of the kernel's network state, for all that reconcile a part of it.
 //! * [`forwarding`]: rules in iptables' chain `FORWARD` where its policy is to drop.
 //! * [`egress_client`]: rules and routes into the tunnels to egress gateways, in the namespace of a pod.
 //! * [`egress_gateway`]: rules, routes and the nftables table of an egress gateway, in the namespace of its pod.
@@ -23,6 +24,7 @@ pub mod egress_client;
 pub mod egress_gateway;
 pub mod encapsulation;
 pub mod forwarding;
+pub mod kernel_watch;
 pub mod masquerade;
 pub mod mesh;
 pub mod nft_table;

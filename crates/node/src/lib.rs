@@ -12,12 +12,10 @@
 //!
 //! Pods that use egress gateways are kept by [`egress`].
 
-mod cached_by_name;
 pub mod cni;
 pub mod container_locks;
 pub mod egress;
 pub mod ipam;
-pub mod kernel_watch;
 pub mod lifecycle;
 pub mod members;
 pub mod mesh;
@@ -25,8 +23,6 @@ pub mod metrics;
 pub mod pod_network;
 mod program;
 pub mod routes;
-#[cfg(test)]
-mod spec_fields;
 mod state_file;
 pub mod status;
 mod ttl_cell;

@@ -83,7 +83,7 @@ use self::relay::{RelayLink, RelayView};
 use self::report::Report;
 use self::saved::StateFile;
 use crate::ipam::cached_block::CachedBlock;
-use crate::kernel_watch::KernelWatch;
+use fairlead_dataplane::kernel_watch::KernelWatch;
 use crate::members::MemberSource;
 use crate::members::cached_peer::CachedPeer;
 use crate::members::departures::Session;

@@ -27,7 +27,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::container_locks::{ContainerLocks, Guard};
 use crate::ipam::Ipam;
-use crate::kernel_watch::{KernelChanges, KernelWatch};
+use fairlead_dataplane::kernel_watch::{KernelChanges, KernelWatch};
 use crate::members::cached_peer::CachedPeer;
 use crate::mesh;
 use crate::metrics::Metrics;

@@ -51,6 +51,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "fairlead-image",
             "fairlead-conformance",
             "fairlead",
+            "testbed-api",
             "testbed-cache",
             "xtask",
         ],

@@ -23,7 +23,7 @@ use kube::{Api, Client, Resource};
 use serde::{Deserialize, Serialize};
 
 use super::plan::{Cluster, KnownEgress, KnownService};
-use crate::cached_by_name::cached_by_name;
+use fairlead_cluster::cached_by_name;
 
 /// Most source addresses of an Egress that count.
 const MAX_SOURCE_ADDRESSES: usize = 256;

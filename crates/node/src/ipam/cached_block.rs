@@ -6,7 +6,7 @@ use fairlead_api::resources::AddressBlock;
 use fairlead_cluster::lean;
 use fairlead_ipam::ExistingBlock;
 
-use crate::cached_by_name::cached_by_name;
+use fairlead_cluster::cached_by_name;
 
 /// A block, without what is not read of it: a node program keeps those of all nodes.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,52 +1,18 @@
 //! Defects of Coil v2 that are about waiting, locks and wake-ups: none may be ours. The API server is a function.
 
-use std::convert::Infallible;
-use std::pin::Pin;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
 
 use fairlead_ipam::state::{BlockDeletion, DeletionAnswer};
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
 use kube::Client;
-use kube::client::Body;
 use kube::runtime::reflector;
 use kube::runtime::watcher::Event;
+use testbed_api::server::{Answer, client};
 use tokio::task::JoinSet;
-use tonic::codegen::Service as Answers;
-use tonic::codegen::http::{Request, Response};
 
 use super::*;
-
-/// A status and a body, now or never.
-pub(crate) type Answer = BoxFuture<'static, (u16, String)>;
-
-/// An API server: from a method and a path, as `GET /api`, to an answer.
-#[derive(Clone)]
-struct Server(Arc<dyn Fn(&str) -> Answer + Send + Sync>);
-
-impl Answers<Request<Body>> for Server {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let answer = (self.0)(&format!("{} {}", request.method(), request.uri().path()));
-        Box::pin(async move {
-            let (code, body) = answer.await;
-            Ok(Response::builder().status(code).body(Body::from(body.into_bytes())).unwrap())
-        })
-    }
-}
-
-pub(crate) fn client(answer: impl Fn(&str) -> Answer + Send + Sync + 'static) -> Client {
-    Client::new(Server(Arc::new(answer)), "default")
-}
 
 /// The list of leftovers, and the Node.
 const NO_REQUESTS: &str =

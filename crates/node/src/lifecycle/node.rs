@@ -31,7 +31,7 @@ use crate::egress::registrar::endpoints;
 use crate::egress::{Egress, EgressDeps, EgressProblems, Inputs, Registrar, RegistrarDeps};
 use crate::ipam::inventory::Inventory;
 use crate::ipam::{self, Ipam};
-use crate::kernel_watch::KernelWatch;
+use fairlead_dataplane::kernel_watch::KernelWatch;
 use crate::mesh::problem::MeshFailure;
 use crate::mesh::{MeshDeps, MeshHandle, MeshView};
 use crate::metrics::Metrics;
@@ -93,8 +93,9 @@ impl Node {
         let caches = Caches::start(subsystem, &client, &settings);
         let (endpoints, api_server) = watch::channel(None);
         subsystem.spawn("API server endpoints", api_server::run(client.clone(), host, port, endpoints));
-        let kernel = KernelWatch::start(supervisor.subsystem("kernel"))
-            .context("cannot subscribe to the kernel's network changes")?;
+        let (kernel, changes) =
+            KernelWatch::open().context("cannot subscribe to the kernel's network changes")?;
+        supervisor.subsystem("kernel").spawn("kernel changes", changes);
         let (pod_network, egress) = (PodNetworkProblems::default(), EgressProblems::default());
         Ok(Self {
             settings,

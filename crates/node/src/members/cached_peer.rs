@@ -9,7 +9,7 @@ use kube::ResourceExt;
 
 use super::SourceProblem;
 use super::kubernetes::{pod_networks, read_peer};
-use crate::cached_by_name::cached_by_name;
+use fairlead_cluster::cached_by_name;
 
 /// A peer, parsed: a node program keeps those of all nodes.
 #[derive(Debug, Clone)]

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use super::preshared_keys::PresharedKeys;
 use super::{MemberSource, SourceProblem};
-use crate::cached_by_name::cached_by_name;
+use fairlead_cluster::cached_by_name;
 
 /// A Peer, parsed.
 #[derive(Debug, Clone)]
@@ -171,7 +171,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::spec_fields::assert_each_is_read_or_listed;
+    use testbed_api::fields::assert_each_is_read_or_listed;
 
     fn key(byte: u8) -> String {
         PublicKey([byte; 32]).to_string()

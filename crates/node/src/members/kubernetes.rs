@@ -310,7 +310,7 @@ fn birthday_attack(peer: &WireKubePeer, problems: &mut Vec<SourceProblem>) -> Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec_fields::assert_each_is_read_or_listed;
+    use testbed_api::fields::assert_each_is_read_or_listed;
 
     fn key(byte: u8) -> PublicKey {
         PublicKey([byte; 32])

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_port_mapping::ec2;
+use fairlead_dataplane::kernel_watch::{KernelChanges, KernelWatch};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::port_mapping;
-use crate::kernel_watch::{KernelChanges, KernelWatch};
 
 /// An address can be associated and taken away while the instance runs, which no interface shows.
 const INTERVAL: Duration = Duration::from_secs(300);

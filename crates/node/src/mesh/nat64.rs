@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 
 use super::inputs::Inputs;
 use super::problem::MeshProblem;
-use crate::kernel_watch::KernelChanges;
+use fairlead_dataplane::kernel_watch::KernelChanges;
 
 /// How often the resolver is asked, and how soon after a failure.
 const INTERVAL: Duration = Duration::from_secs(600);

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 
 use super::problem::MeshProblem;
 use super::settings::MeshSettings;
-use crate::kernel_watch::KernelChanges;
+use fairlead_dataplane::kernel_watch::KernelChanges;
 
 /// What each gateway granted, or why it refuses; gateways that answer nothing are left out.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -18,7 +18,7 @@ use super::path_port::{PathPort, PortThread};
 use super::problem::MeshFailure;
 use super::reconciler::Mesh;
 use super::report::Report;
-use crate::kernel_watch::KernelChanges;
+use fairlead_dataplane::kernel_watch::KernelChanges;
 
 /// Least pause between two steps, so that a storm of changes costs one step, not thousands.
 const MIN_PAUSE: Duration = Duration::from_millis(50);

@@ -232,7 +232,7 @@ mod tests {
 
     use super::*;
     use crate::pod_network::desired::masquerade;
-    use crate::spec_fields::assert_each_is_read_or_listed;
+    use testbed_api::fields::assert_each_is_read_or_listed;
 
     #[test]
     fn stun_servers_are_read_as_users_write_them_and_others_named() {

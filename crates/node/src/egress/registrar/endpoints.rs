@@ -19,7 +19,7 @@ use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt as _};
 use sha2::{Digest as _, Sha256};
 
-use crate::cached_by_name::cached_by_name;
+use fairlead_cluster::cached_by_name;
 
 /// Label: the Service of a slice (Kubernetes).
 const SERVICE_NAME: &str = "kubernetes.io/service-name";

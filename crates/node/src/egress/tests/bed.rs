@@ -21,6 +21,7 @@ use kube::runtime::reflector::Lookup;
 use kube::runtime::watcher::{self, Event};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testbed_api::server::client;
 use testbed_netns::Namespace;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -32,7 +33,7 @@ use super::super::registrar::{Client, Way};
 use super::super::{Attached, Egress, EgressDeps, EgressProblems, EgressSwitches, Gateways, Request};
 use crate::cni::Failure;
 use crate::container_locks::ContainerLocks;
-use crate::ipam::tests::{client, node};
+use crate::ipam::tests::node;
 use crate::metrics::Metrics;
 
 /// The address of each family, of the pod, of the Service, and of a gateway.

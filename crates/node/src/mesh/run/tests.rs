@@ -18,7 +18,7 @@ use kube::runtime::watcher::Event;
 use tokio::sync::{mpsc, watch};
 
 use super::*;
-use crate::kernel_watch::KernelWatch;
+use fairlead_dataplane::kernel_watch::KernelWatch;
 use crate::members::departures::Session;
 use crate::members::membership::Membership;
 use crate::members::{MemberSource, SourceProblem};

@@ -3,11 +3,11 @@ use std::sync::Mutex;
 use fairlead_wire::cni::CniArgs;
 use futures::FutureExt;
 use serde_json::json;
+use testbed_api::server::client;
 
 use super::*;
 use crate::egress::EgressReason;
 use crate::egress::tests::bed::{self, Bed, GATEWAY, Objects, Pod as Sandbox, SERVICE, egress, service};
-use crate::ipam::tests::client;
 
 const ANNOTATION: &str = "egress.coil.cybozu.com/internet";
 

@@ -2,6 +2,7 @@
 
 /// Implements [`kube::runtime::reflector::Lookup`] for a type that is kept instead of an object: the cache finds it by the kind
 /// of that object and by its name.
+#[macro_export]
 macro_rules! cached_by_name {
     ($cached:ty, $object:ty, |$value:ident| $name:expr) => {
         impl kube::runtime::reflector::Lookup for $cached {
@@ -42,5 +43,3 @@ macro_rules! cached_by_name {
         }
     };
 }
-
-pub(crate) use cached_by_name;

@@ -8,7 +8,6 @@ use std::future::pending;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fairlead_cluster::subsystem::Subsystem;
 use fairlead_netlink::route::{Change, Subscription};
 use fairlead_netlink::{Error, Result};
 use tokio::io::unix::AsyncFd;
@@ -29,11 +28,12 @@ pub struct KernelWatch(Arc<Mutex<Vec<Subscriber>>>);
 pub struct KernelChanges(watch::Receiver<()>);
 
 impl KernelWatch {
-    /// Begins to receive changes, in the network namespace of the calling thread.
+    /// A watch that receives changes in the network namespace of the calling thread, and the task that wakes its subscribers, which
+    /// ends only by an error. Called in a runtime.
     ///
     /// # Errors
     /// The kernel refuses the subscription.
-    pub fn start(subsystem: &mut Subsystem) -> Result<Self> {
+    pub fn open() -> Result<(Self, impl Future<Output = Result<()>>)> {
         let watch = Self::default();
         #[expect(
             deprecated,
@@ -41,8 +41,7 @@ impl KernelWatch {
         )]
         let socket = AsyncFd::try_new(Subscription::open()?)
             .map_err(|error| Error::Socket { operation: "poll", source: error.into() })?;
-        subsystem.spawn("kernel changes", watch.clone().run(socket));
-        Ok(watch)
+        Ok((watch.clone(), watch.run(socket)))
     }
 
     /// Subscribes to the changes for which `concerns` returns true. It must be cheap: it is called for each change.

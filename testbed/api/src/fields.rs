@@ -1,4 +1,4 @@
-//! For tests: every field of a resource is read, or the API says that it is not.
+//! Every field of a resource is read, or the API says that it is not.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 /// Asserts that each sample changes what `read` makes of a spec, that every field of the schema has a sample or is listed
 /// as not implemented, and that nothing listed changes anything. Other programs read what is below `elsewhere`.
 #[track_caller]
-pub(crate) fn assert_each_is_read_or_listed<K: CustomResourceExt, T: PartialEq + Debug>(
+pub fn assert_each_is_read_or_listed<K: CustomResourceExt, T: PartialEq + Debug>(
     listed: Option<&NotImplemented>,
     read: impl Fn(Value) -> T,
     samples: &[(&str, Value)],
