@@ -6,8 +6,8 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use fairlead_api::resources::{KiloPeer, PeerTransport, WireKubeMesh, WireKubePeer};
-use fairlead_node::members::configuration::entry_nodes;
-use fairlead_node::members::locations::{self, locations};
+use fairlead_members::configuration::entry_nodes;
+use fairlead_members::locations::{self, locations};
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Client, ResourceExt};
 use serde::Serialize;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use fairlead_address::Endpoint;
 use fairlead_api::resources::{DnsOrIp, KiloPeer, KiloPeerSpec, PeerEndpoint};
-use fairlead_node::members::configuration::{Configuration, ConfiguredPeer, Subject, as_peer};
+use fairlead_members::configuration::{Configuration, ConfiguredPeer, Subject, as_peer};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 

@@ -43,8 +43,8 @@ use self::records::Records;
 use crate::container_locks::ContainerLocks;
 use crate::egress::Egress;
 use crate::ipam::Ipam;
-use crate::ipam::cached_block::CachedBlock;
 use crate::metrics::Metrics;
+use fairlead_members::cached_block::CachedBlock;
 
 /// What the CNI service asks of the mesh.
 pub trait MeshState: Send + Sync {

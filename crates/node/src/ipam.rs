@@ -28,7 +28,6 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{timeout, timeout_at};
 
 mod blocks;
-pub mod cached_block;
 pub mod inventory;
 mod leaks;
 pub mod metrics;

@@ -17,7 +17,6 @@ pub mod container_locks;
 pub mod egress;
 pub mod ipam;
 pub mod lifecycle;
-pub mod members;
 pub mod mesh;
 pub mod metrics;
 pub mod pod_network;

@@ -1,6 +1,6 @@
 //! The mesh: tunnels to all members, and what leads packets into them.
 //!
-//! Data goes one way. [`inputs`] reads the cluster's objects: members by way of [`crate::members`], settings, this Node.
+//! Data goes one way. [`inputs`] reads the cluster's objects: members by way of [`fairlead_members`], settings, this Node.
 //! [`desired`] plans with [`fairlead_topology`] and lists the endpoints of each peer; it is pure. [`reconciler`] brings the
 //! kernel there. [`paths`] drives [`fairlead_path`] and chooses endpoints; a timer of a path reads neither the cluster's
 //! objects nor links, routes or nftables. [`run`] says when what happens. [`publisher`] writes this node's WireKubePeer
@@ -65,7 +65,7 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::Client;
 use tokio::sync::{oneshot, watch};
 
-use self::discovery::{DiscoveryStatus, DiscoveryTask, Shared};
+use self::discovery::{DiscoveryTask, Shared};
 use self::inputs::{InputReader, MeshIdentity, NetworkWatches};
 use self::kernel::HostKernel;
 use self::key_rotation::KeyRotation;
@@ -82,18 +82,18 @@ use self::reconciler::{DeviceSlot, Mesh};
 use self::relay::{RelayLink, RelayView};
 use self::report::Report;
 use self::saved::StateFile;
-use crate::ipam::cached_block::CachedBlock;
 use fairlead_dataplane::kernel_watch::KernelWatch;
-use crate::members::MemberSource;
-use crate::members::cached_peer::CachedPeer;
-use crate::members::departures::Session;
-use crate::members::discovery::Discovery;
-use crate::members::external_peers::{CachedExternalPeer, ExternalPeers};
-use crate::members::kubernetes::{Deletions, Kubernetes};
-use crate::members::membership::Membership;
-use crate::members::preshared_keys::PresharedKeys;
-use crate::members::provenance::{Heard, Provenance};
-use crate::members::static_peers::{PeersFile, StaticSource};
+use fairlead_members::MemberSource;
+use fairlead_members::cached_block::CachedBlock;
+use fairlead_members::cached_peer::CachedPeer;
+use fairlead_members::departures::Session;
+use fairlead_members::discovery::Discovery;
+use fairlead_members::external_peers::{CachedExternalPeer, ExternalPeers};
+use fairlead_members::kubernetes::{Deletions, Kubernetes};
+use fairlead_members::membership::Membership;
+use fairlead_members::preshared_keys::PresharedKeys;
+use fairlead_members::provenance::{DiscoveryStatus, Heard, Provenance};
+use fairlead_members::static_peers::{PeersFile, StaticSource};
 
 /// The WireKubeMesh that nodes follow.
 pub(crate) fn selected(meshes: &Cache<WireKubeMesh>) -> Option<Arc<WireKubeMesh>> {

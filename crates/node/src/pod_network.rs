@@ -27,10 +27,9 @@ use tokio::time::{sleep, timeout};
 
 use crate::container_locks::{ContainerLocks, Guard};
 use crate::ipam::Ipam;
-use fairlead_dataplane::kernel_watch::{KernelChanges, KernelWatch};
-use crate::members::cached_peer::CachedPeer;
-use crate::mesh;
 use crate::metrics::Metrics;
+use fairlead_dataplane::kernel_watch::{KernelChanges, KernelWatch};
+use fairlead_members::cached_peer::CachedPeer;
 use metrics::Object;
 
 pub(crate) mod desired;
@@ -204,9 +203,10 @@ impl PodNetwork {
         if !has_masquerade_settings(&self.pools, &self.meshes) {
             return Ok(());
         }
-        let (pools, mesh) = (self.pools.store.state(), mesh::selected(&self.meshes));
+        let (pools, meshes) = (self.pools.store.state(), self.meshes.store.state());
+        let mesh = WireKubeMesh::selected(&meshes).cloned();
         // What an earlier program left out for networks of peers stays until they are known.
-        if mesh.as_deref().is_some_and(mesh::settings::includes_pod_networks) && !self.peers.has_answer() {
+        if mesh.as_deref().is_some_and(WireKubeMesh::includes_pod_networks) && !self.peers.has_answer() {
             return Ok(());
         }
         let pod_networks = self.pod_networks(mesh.as_deref());
@@ -226,7 +226,7 @@ impl PodNetwork {
 
     /// Networks of other plugins whose pods see the addresses of this node's pods. They change with nodes: the next sweep is soon enough.
     fn pod_networks(&self, mesh: Option<&WireKubeMesh>) -> Vec<IpNet> {
-        if !mesh.is_some_and(mesh::settings::includes_pod_networks) {
+        if !mesh.is_some_and(WireKubeMesh::includes_pod_networks) {
             return Vec::new();
         }
         let peers = self.peers.store.state();

@@ -3,7 +3,7 @@
 //! An alternative to the mesh, for nodes that share a layer-2 network: packets are neither encrypted nor wrapped. Where a
 //! mesh is on as well, its packets are marked before they are routed, so the mesh wins. Routes stay when the program ends.
 //!
-//! Data goes one way: Nodes and AddressBlocks by way of [`crate::members`] to [`fairlead_topology::plan`], whose routes
+//! Data goes one way: Nodes and AddressBlocks by way of [`fairlead_members`] to [`fairlead_topology::plan`], whose routes
 //! `dataplane::routes::sync_router` brings to the kernel.
 
 pub mod metrics;
@@ -30,9 +30,9 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use self::metrics::RouterMetrics;
-use crate::ipam::cached_block::CachedBlock;
-use crate::members::kubernetes::Kubernetes;
-use crate::members::{self, MemberSource, nodes};
+use fairlead_members::cached_block::CachedBlock;
+use fairlead_members::kubernetes::Kubernetes;
+use fairlead_members::{self as members, MemberSource, nodes};
 
 /// How often the kernel is compared without a change: links come and go, and take routes with them.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);

@@ -25,8 +25,6 @@ use crate::egress::EgressProblems;
 use crate::egress::announce::{Shown, SourceAddresses};
 use crate::ipam::inventory::Inventory;
 use crate::lifecycle::watches::Caches;
-use crate::members::provenance::SourceAge;
-use crate::mesh::discovery::{DiscoveryStatus, ServiceStatus};
 use crate::mesh::external::ExternalReport;
 use crate::mesh::problem::MeshFailure;
 use crate::mesh::publish::{backend_name, nat_name};
@@ -35,6 +33,7 @@ use crate::mesh::report::{PeerReport, Report};
 use crate::mesh::{MeshView, Snapshot};
 use crate::pod_network::PodNetworkProblems;
 use crate::routes::RoutesHandle;
+use fairlead_members::provenance::{DiscoveryStatus, ServiceStatus, SourceAge};
 
 /// Serves the node's status.
 pub struct Service {

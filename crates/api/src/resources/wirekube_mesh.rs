@@ -323,6 +323,11 @@ impl WireKubeMesh {
         meshes.iter().min_by(|one, other| one.metadata.name.cmp(&other.metadata.name))
     }
 
+    /// Whether the networks of pods that Nodes have are in the mesh.
+    pub fn includes_pod_networks(&self) -> bool {
+        self.spec.auto_allowed_ips.as_ref().is_some_and(|auto| auto.include_pod_cidrs)
+    }
+
     /// The granularity that the spec asks for.
     pub fn wanted_granularity(&self) -> Granularity {
         self.spec.topology.as_ref().map(|topology| topology.granularity).unwrap_or_default()

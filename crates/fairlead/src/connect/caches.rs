@@ -9,7 +9,7 @@ use fairlead_api::resources::{AddressBlock, AddressPool, KiloPeer, WireKubeMesh,
 use fairlead_cluster::caches::{self, Cache, Refusal};
 use fairlead_cluster::lean;
 use fairlead_cluster::subsystem::Subsystem;
-use fairlead_node::members::configuration::Objects;
+use fairlead_members::configuration::Objects;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::api::DynamicObject;
 use kube::runtime::{WatchStreamExt as _, watcher};

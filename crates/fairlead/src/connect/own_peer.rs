@@ -230,7 +230,7 @@ async fn within<T>(request: impl Future<Output = kube::Result<T>>) -> anyhow::Re
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
-    use fairlead_node::members::configuration::Objects;
+    use fairlead_members::configuration::Objects;
     use serde_json::json;
 
     use super::*;

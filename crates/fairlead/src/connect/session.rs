@@ -10,7 +10,7 @@ use fairlead_api::resources::KiloPeer;
 use fairlead_api::wireguard::{PeerConfig, PublicKey};
 use fairlead_cluster::subsystem::Supervisor;
 use fairlead_dataplane::wireguard::{Preference, Settings};
-use fairlead_node::members::configuration::{ConfiguredPeer, entry_nodes};
+use fairlead_members::configuration::{ConfiguredPeer, entry_nodes};
 use kube::api::ListParams;
 use kube::{Api, Client, Config, ResourceExt as _};
 use tokio::time::timeout;

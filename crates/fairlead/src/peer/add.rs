@@ -128,7 +128,7 @@ pub(crate) fn first_free(is_taken: impl Fn(IpAddr) -> bool) -> Option<IpNet> {
 #[cfg(test)]
 mod tests {
     use fairlead_api::resources::DnsOrIp;
-    use fairlead_node::members::configuration::Objects;
+    use fairlead_members::configuration::Objects;
 
     use super::*;
     use crate::arguments::MachineArguments;

@@ -6,10 +6,10 @@ use std::net::{IpAddr, ToSocketAddrs as _};
 use anyhow::{Context as _, bail, ensure};
 use fairlead_api::names::SYSTEM_NAMESPACE;
 use fairlead_api::resources::{AddressBlock, AddressPool, KiloPeer, WireKubeMesh, WireKubePeer};
-use fairlead_node::members::configuration::{
+use fairlead_members::configuration::{
     Configuration, ConfiguredPeer, Objects, Subject, configuration, entry_nodes, through_entry,
 };
-use fairlead_node::members::preshared_keys;
+use fairlead_members::preshared_keys;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::ServiceCIDR;

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use fairlead_node::members::configuration::{Subject, entry_nodes};
+use fairlead_members::configuration::{Subject, entry_nodes};
 use kube::ResourceExt;
 use kube::api::DynamicObject;
 use serde::Serialize;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use anyhow::Context as _;
-use fairlead_node::members::configuration::Configuration;
+use fairlead_members::configuration::Configuration;
 use ipnet::IpNet;
 use qrcode::QrCode;
 use qrcode::render::unicode::Dense1x2;
@@ -84,7 +84,7 @@ impl Machine {
 #[cfg(test)]
 mod tests {
     use fairlead_api::wireguard::PublicKey;
-    use fairlead_node::members::configuration::ConfiguredPeer;
+    use fairlead_members::configuration::ConfiguredPeer;
 
     use super::*;
 

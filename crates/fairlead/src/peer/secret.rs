@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use fairlead_api::names::{PEER_PRESHARED_KEYS_SECRET, SYSTEM_NAMESPACE};
-use fairlead_node::members::preshared_keys::PresharedKeys;
+use fairlead_members::preshared_keys::PresharedKeys;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, Error};

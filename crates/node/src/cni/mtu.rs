@@ -9,7 +9,6 @@ use fairlead_cluster::caches::Cache;
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 
 use super::MeshState;
-use crate::mesh;
 use crate::ttl_cell::TtlCell;
 
 /// How long the uplink's MTU is cached. Reading it reads every link of the node, and a hundred pods that start together must
@@ -38,7 +37,7 @@ impl PodMtu {
             return Some(mtu);
         }
         let uplink = uplink.value(Instant::now())?;
-        let selected = mesh::selected(meshes);
+        let selected = WireKubeMesh::selected(&meshes.store.state()).cloned();
         if selected.is_none() && meshes.has_answer() {
             return Some(uplink);
         }

@@ -22,11 +22,11 @@ use fairlead_wire::node::{
 use ipnet::IpNet;
 use tonic::{Code, Status};
 
-use super::cached_block::CachedBlock;
 use super::{Attachment, Ipam};
 use crate::cni::CniHandle;
 use crate::cni::records::{Record, Records};
 use crate::container_locks::ContainerLocks;
+use fairlead_members::cached_block::CachedBlock;
 
 /// A finding counts only if it is still there after this pause: the parts are not read at one moment.
 const SECOND_READ: Duration = Duration::from_millis(750);

@@ -31,13 +31,13 @@ use crate::egress::registrar::endpoints;
 use crate::egress::{Egress, EgressDeps, EgressProblems, Inputs, Registrar, RegistrarDeps};
 use crate::ipam::inventory::Inventory;
 use crate::ipam::{self, Ipam};
-use fairlead_dataplane::kernel_watch::KernelWatch;
 use crate::mesh::problem::MeshFailure;
 use crate::mesh::{MeshDeps, MeshHandle, MeshView};
 use crate::metrics::Metrics;
 use crate::pod_network::{self, PodNetwork, PodNetworkProblems};
 use crate::routes::{RoutesDeps, RoutesHandle};
 use crate::{cni, egress, mesh, routes, status};
+use fairlead_dataplane::kernel_watch::KernelWatch;
 
 /// Port of a URL that names none (RFC 9110, section 4.2.2).
 const HTTPS: u16 = 443;

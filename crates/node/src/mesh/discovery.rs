@@ -1,6 +1,6 @@
 //! Publishes this node at the discovery services of the mesh, and follows what they tell of others.
 //!
-//! A client of `fairlead_discovery` for each service does the talking; [`crate::members::discovery`] decides what of it counts.
+//! A client of `fairlead_discovery` for each service does the talking; [`fairlead_members::discovery`] decides what of it counts.
 
 pub mod admission;
 mod connections;
@@ -32,16 +32,16 @@ use self::connections::Clients;
 pub(super) use self::secrets::Shared;
 use self::secrets::{InUse, MAX_NAMED};
 use self::staging::{Progress, progress};
-pub use self::status::{DiscoveryStatus, ServiceStatus};
 use super::Reports;
 use super::keys::Keys;
 use super::publisher::Publication;
 use super::report::Report;
 use super::saved::{Credentials, StateFile};
 use super::settings::DiscoverySettings;
-use crate::members::SourceProblem;
-use crate::members::departures::Session;
-use crate::members::discovery::{Discovered, Memory, Reader, Told};
+use fairlead_members::SourceProblem;
+use fairlead_members::departures::Session;
+use fairlead_members::discovery::{Discovered, Memory, Reader, Told};
+use fairlead_members::provenance::DiscoveryStatus;
 
 /// How often the Secret is read again, and how soon after a failure; how long reading it may take.
 pub(super) const SECRET_INTERVAL: Duration = Duration::from_secs(60);
@@ -167,7 +167,7 @@ impl DiscoveryTask {
             Err(error) => {
                 let error = format!("{error:#}");
                 let problems = vec![SourceProblem::DiscoverySecret(error.clone())];
-                self.publish(known.discovered(problems), DiscoveryStatus::of_failure(settings, &error));
+                self.publish(known.discovered(problems), status::of_failure(settings, &error));
                 if known.in_use.as_ref().is_some_and(|it| it.is_over(Instant::now())) {
                     self.leave_previous(settings, known, clients).await;
                 }
@@ -253,7 +253,7 @@ impl DiscoveryTask {
         known.memory.update(&told, has_answered, is_deleted, is_alive, Instant::now());
         let mut problems = told.problems;
         problems.extend(current.problems());
-        self.publish(known.discovered(problems), DiscoveryStatus::of_clients(clients));
+        self.publish(known.discovered(problems), status::of_clients(clients));
         if is_done && unchanged.is_empty() {
             tracing::info!(
                 "all members have changed to the present secret for discovery services; the one before is left"

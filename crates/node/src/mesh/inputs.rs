@@ -22,8 +22,8 @@ use super::keys::Keys;
 use super::nat64::Nat64Answer;
 use super::port_mapping::PortMappings;
 use super::settings::MeshSettings;
-use crate::members::SourceProblem;
-use crate::members::departures::Departures;
+use fairlead_members::SourceProblem;
+use fairlead_members::departures::Departures;
 
 /// What the cluster says, parsed and merged.
 #[derive(Debug, Clone, PartialEq, Eq)]

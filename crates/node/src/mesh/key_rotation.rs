@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use super::keys::{KeyStore, Keys};
 use super::settings::RelayServer;
-use crate::members::cached_peer::CachedPeer;
+use fairlead_members::cached_peer::CachedPeer;
 
 /// How long others have to prepare an announced key, and how much longer for each node of the mesh.
 const PREPARE: Duration = Duration::from_secs(10);

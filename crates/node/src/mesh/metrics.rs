@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use fairlead_cluster::metrics::{register, register_with_unit};
 use fairlead_dataplane::wireguard::PortAccess;
+use fairlead_members::provenance::DiscoveryStatus;
 use fairlead_path::{BirthdayOutcome, EndpointReason, ProbeCounts, ProbeDrops, State};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -16,7 +17,6 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use self::compatible::CompatibleMetrics;
-use super::discovery::DiscoveryStatus;
 use super::path_port::PathCounters;
 use super::relay::RelayReport;
 use super::report::{PeerReport, Report};

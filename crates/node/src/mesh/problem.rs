@@ -11,7 +11,7 @@ use fairlead_dataplane::uplink::SysctlError;
 use fairlead_dataplane::wireguard;
 use fairlead_topology::Problem;
 
-use crate::members::SourceProblem;
+use fairlead_members::SourceProblem;
 
 /// Most names in a sentence.
 const MAX_NAMES: usize = 3;

@@ -22,7 +22,7 @@ use super::publish::Writes;
 use super::report::Report;
 use super::write_budget::WriteBudget;
 use super::{Reports, publish};
-use crate::members::cached_peer::CachedPeer;
+use fairlead_members::cached_peer::CachedPeer;
 
 /// Longest an API call may take before it is given up and retried.
 const TIMEOUT: Duration = Duration::from_secs(10);

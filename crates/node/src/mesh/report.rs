@@ -20,7 +20,7 @@ use super::port_mapping::PortMappings;
 use super::problem::MeshProblem;
 use super::relay::{RelayReport, RelayTransport};
 use super::relay_reason::RelayReason;
-use crate::members::departures::Session;
+use fairlead_members::departures::Session;
 
 /// No session of WireGuard is older (`REJECT_AFTER_TIME`, WireGuard paper 6.1).
 const SESSION: Duration = Duration::from_secs(180);

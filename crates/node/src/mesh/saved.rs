@@ -27,9 +27,9 @@ use tokio::time::sleep;
 use self::departed::SavedDepartures;
 pub(super) use self::discovered::{Credentials, Previous, SavedServices, Secrets};
 use super::inputs::Inputs;
-use crate::members::SourceProblem;
-use crate::members::departures::Departures;
 use crate::state_file;
+use fairlead_members::SourceProblem;
+use fairlead_members::departures::Departures;
 
 /// Names of the files in the state directory.
 const FILE: &str = "mesh.json";

@@ -23,8 +23,8 @@ use fairlead_topology::Source;
 use ipnet::{IpNet, Ipv4Net};
 
 pub use self::discovery::DiscoverySettings;
-use crate::members::departures::{Deletion, Revoked};
-use crate::members::{SourceProblem, grants};
+use fairlead_members::departures::{Deletion, Revoked};
+use fairlead_members::{SourceProblem, grants};
 
 /// A WireKubeMesh with defaults filled in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,7 +143,7 @@ impl MeshSettings {
             port: spec.listen_port,
             mtu: u32::from(spec.mtu),
             claim_node_addresses: auto.is_none_or(|auto| auto.include_node_internal_ip.unwrap_or(false)),
-            includes_pod_networks: includes_pod_networks(mesh),
+            includes_pod_networks: mesh.includes_pod_networks(),
             bypasses_down_peers: spec.routing.as_ref().is_some_and(|routing| routing.allow_down_peer_bypass),
             stun_servers,
             port_mapping: spec
@@ -176,11 +176,6 @@ impl MeshSettings {
             mesh_ipv4: spec.mesh_cidr.as_ref().and_then(|text| text.parse().ok()),
         }
     }
-}
-
-/// Whether the networks of pods that Nodes have are in the mesh.
-pub fn includes_pod_networks(mesh: &WireKubeMesh) -> bool {
-    mesh.spec.auto_allowed_ips.as_ref().is_some_and(|auto| auto.include_pod_cidrs)
 }
 
 /// Only the controller writes them.

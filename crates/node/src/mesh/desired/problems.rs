@@ -5,10 +5,10 @@ use fairlead_path::StunAnswer;
 use fairlead_topology::Plan;
 
 use super::StunAnswers;
-use crate::members::SourceProblem;
-use crate::members::cluster_addresses::UnusableAddress;
 use crate::mesh::inputs::Inputs;
 use crate::mesh::problem::MeshProblem;
+use fairlead_members::SourceProblem;
+use fairlead_members::cluster_addresses::UnusableAddress;
 
 pub(super) fn problems(
     inputs: &Inputs,

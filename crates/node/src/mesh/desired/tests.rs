@@ -5,11 +5,11 @@ use fairlead_path::BirthdayPolicy;
 use fairlead_topology::{Endpoints, InternalAddress, Member, MemberRecord, Site, Source, merge};
 
 use super::*;
-use crate::members::departures::{Departures, Revoked};
 use crate::mesh::discovery::Shared;
 use crate::mesh::nat64::Nat64Answer;
 use crate::mesh::port_mapping::PortMappings;
 use crate::mesh::settings::MeshSettings;
+use fairlead_members::departures::{Departures, Revoked};
 
 mod stun;
 

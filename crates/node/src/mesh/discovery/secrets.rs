@@ -11,8 +11,8 @@ use fairlead_cluster::naming::some_of;
 use fairlead_topology::Member;
 use jiff::Timestamp;
 
-use crate::members::SourceProblem;
 use crate::mesh::saved::{Credentials, Previous, Secrets, StateFile, age};
+use fairlead_members::SourceProblem;
 
 /// How long the old secret is used at most.
 const LONGEST: Duration = Duration::from_secs(3600);

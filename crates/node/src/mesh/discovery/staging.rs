@@ -11,10 +11,10 @@ use rustls::RootCertStore;
 use super::connections::Clients;
 use super::secrets::{Change, InUse, Shared};
 use super::{DiscoveryTask, Known};
-use crate::members::SourceProblem;
-use crate::members::discovery::Told;
 use crate::mesh::saved::{Credentials, Secrets};
 use crate::mesh::settings::DiscoverySettings;
+use fairlead_members::SourceProblem;
+use fairlead_members::discovery::Told;
 
 /// How far a change of the secret is.
 #[derive(Default)]

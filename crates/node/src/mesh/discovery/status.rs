@@ -2,67 +2,37 @@
 
 use std::time::{Duration, Instant};
 
-use fairlead_discovery::client::View;
-use tokio::sync::watch;
+use fairlead_discovery::client::{ServerEndpoint, View};
 
 use super::connections::{Clients, Service};
-use crate::members::SourceProblem;
 use crate::mesh::settings::DiscoverySettings;
+use fairlead_members::SourceProblem;
+use fairlead_members::provenance::{DiscoveryStatus, ServiceStatus};
 
 /// How long a service may be away before that is a problem: each is written to the API server by every node.
 const OUTAGE: Duration = Duration::from_secs(30);
 
-/// How the discovery services of the mesh do; empty where there are none.
-#[derive(Debug, Clone, Default)]
-pub struct DiscoveryStatus {
-    /// Affiliate ID of this node at the services; empty while the secret of the cluster is not known.
-    pub affiliate_id: String,
-    /// In the order of the resource.
-    pub services: Vec<ServiceStatus>,
-    /// Their URLs, and what they tell.
-    pub views: Vec<(String, watch::Receiver<View>)>,
+/// The status when no service can be used.
+pub(super) fn of_failure(settings: &DiscoverySettings, error: &str) -> DiscoveryStatus {
+    let service = |server: &ServerEndpoint| ServiceStatus {
+        server: server.to_string(),
+        is_connected: false,
+        is_published: false,
+        members: 0,
+        error: error.to_owned(),
+    };
+    DiscoveryStatus { services: settings.servers.iter().map(service).collect(), ..DiscoveryStatus::default() }
 }
 
-/// How one does.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServiceStatus {
-    /// Its URL.
-    pub server: String,
-    /// There is a connection, and it has told all members.
-    pub is_connected: bool,
-    /// It has this node.
-    pub is_published: bool,
-    /// How many other members it tells of.
-    pub members: usize,
-    /// What does not work; empty if everything does.
-    pub error: String,
-}
-
-impl DiscoveryStatus {
-    /// No service can be used.
-    pub(super) fn of_failure(settings: &DiscoverySettings, error: &str) -> Self {
-        let service = |server: &fairlead_discovery::client::ServerEndpoint| ServiceStatus {
-            server: server.to_string(),
-            is_connected: false,
-            is_published: false,
-            members: 0,
-            error: error.to_owned(),
-        };
-        Self { services: settings.servers.iter().map(service).collect(), ..Self::default() }
-    }
-}
-
-impl DiscoveryStatus {
-    /// Of the clients with the present secret, which come first. What those with the one before tell counts for users, too.
-    pub(super) fn of_clients(all: &[Clients]) -> Self {
-        let current = all.first();
-        let services = current.map(|it| it.services.as_slice()).unwrap_or_default();
-        let views = all.iter().flat_map(|clients| &clients.services);
-        Self {
-            affiliate_id: current.map(|it| it.own_id.clone()).unwrap_or_default(),
-            services: services.iter().map(|service| service.status(&service.view.borrow())).collect(),
-            views: views.map(|service| (service.server.to_string(), service.view.clone())).collect(),
-        }
+/// The status of the clients with the present secret, which come first. What those with the one before tell counts for users, too.
+pub(super) fn of_clients(all: &[Clients]) -> DiscoveryStatus {
+    let current = all.first();
+    let services = current.map(|it| it.services.as_slice()).unwrap_or_default();
+    let views = all.iter().flat_map(|clients| &clients.services);
+    DiscoveryStatus {
+        affiliate_id: current.map(|it| it.own_id.clone()).unwrap_or_default(),
+        services: services.iter().map(|service| service.status(&service.view.borrow())).collect(),
+        views: views.map(|service| (service.server.to_string(), service.view.clone())).collect(),
     }
 }
 

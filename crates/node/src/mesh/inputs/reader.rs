@@ -15,16 +15,16 @@ use kube::runtime::reflector::ObjectRef;
 use tokio::sync::watch;
 
 use super::{Inputs, NetworkWatches};
-use crate::members::cluster_addresses::{UnusableAddress, service_prefixes};
-use crate::members::departures::Departures;
-use crate::members::membership::{Membership, View};
-use crate::members::{SourceProblem, annotations, nodes, shared};
 use crate::mesh::keys::Keys;
 use crate::mesh::names::Names;
 use crate::mesh::problem::MeshFailure;
 use crate::mesh::saved::{Facts, StateFile, Unsaved};
 use crate::mesh::selected;
 use crate::mesh::settings::{DiscoverySettings, MeshSettings, RelayServer};
+use fairlead_members::cluster_addresses::{UnusableAddress, service_prefixes};
+use fairlead_members::departures::Departures;
+use fairlead_members::membership::{Membership, View};
+use fairlead_members::{SourceProblem, annotations, nodes, shared};
 
 /// Reads [`Inputs`] and says when they may have changed.
 pub(in crate::mesh) struct InputReader {

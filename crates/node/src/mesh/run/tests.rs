@@ -18,10 +18,6 @@ use kube::runtime::watcher::Event;
 use tokio::sync::{mpsc, watch};
 
 use super::*;
-use fairlead_dataplane::kernel_watch::KernelWatch;
-use crate::members::departures::Session;
-use crate::members::membership::Membership;
-use crate::members::{MemberSource, SourceProblem};
 use crate::mesh::desired::tests::{key, member};
 use crate::mesh::inputs::{MeshIdentity, NetworkWatches};
 use crate::mesh::keys::Keys;
@@ -30,6 +26,10 @@ use crate::mesh::port_mapping::PortMappings;
 use crate::mesh::reconciler::DeviceSlot;
 use crate::mesh::saved::StateFile;
 use crate::mesh::tests::{FakeKernel, Shared, paths};
+use fairlead_dataplane::kernel_watch::KernelWatch;
+use fairlead_members::departures::Session;
+use fairlead_members::membership::Membership;
+use fairlead_members::{MemberSource, SourceProblem};
 
 /// A source in memory that counts how often it is read.
 struct CountedSource {

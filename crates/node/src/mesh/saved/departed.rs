@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::SavedMember;
-use crate::members::departures::{Deleted, Departures, GUARD, KEEP_DELETIONS, Missing};
+use fairlead_members::departures::{Deleted, Departures, GUARD, KEEP_DELETIONS, Missing};
 
 /// [`Departures`], with times of a clock that a reboot does not set back to zero.
 #[derive(Default, Serialize, Deserialize)]

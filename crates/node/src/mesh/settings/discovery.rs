@@ -5,7 +5,7 @@ use fairlead_discovery::client::{ServerEndpoint, authorities};
 use ipnet::IpNet;
 
 use super::base64_bytes;
-use crate::members::SourceProblem;
+use fairlead_members::SourceProblem;
 
 /// The discovery services of the mesh, and what is believed of what they say.
 #[derive(Debug, Clone, PartialEq, Eq)]

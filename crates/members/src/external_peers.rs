@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_api::resources::{KiloPeer, KiloPeerSpec};
+use fairlead_cluster::cached_by_name;
 use fairlead_cluster::caches::Cache;
 use fairlead_topology::{Endpoints, External, Member, MemberRecord, Since, Source};
 use futures::FutureExt as _;
@@ -18,7 +19,6 @@ use tokio::sync::watch;
 
 use super::preshared_keys::PresharedKeys;
 use super::{MemberSource, SourceProblem};
-use fairlead_cluster::cached_by_name;
 
 /// A Peer, parsed.
 #[derive(Debug, Clone)]
@@ -169,9 +169,9 @@ pub fn read(name: &str, spec: &Value) -> (Option<Member>, Option<String>, Vec<So
 mod tests {
     use fairlead_api::wireguard::{PresharedKey, PublicKey};
     use serde_json::json;
+    use testbed_api::fields::assert_each_is_read_or_listed;
 
     use super::*;
-    use testbed_api::fields::assert_each_is_read_or_listed;
 
     fn key(byte: u8) -> String {
         PublicKey([byte; 32]).to_string()

@@ -231,7 +231,7 @@ impl Told {
 }
 
 /// How a member is named that a service tells of: as its Node.
-pub(super) fn affiliate_name(id: &str, affiliate: &Affiliate) -> String {
+pub(crate) fn affiliate_name(id: &str, affiliate: &Affiliate) -> String {
     match affiliate.affiliate.nodename.as_str() {
         "" => external_name(id),
         name => name.to_owned(),
@@ -245,7 +245,7 @@ fn external_name(id: &str) -> String {
 }
 
 /// Whether a Node may have this name (RFC 1123), which therefore is none of another source's identities.
-pub(super) fn is_name(name: &str) -> bool {
+pub(crate) fn is_name(name: &str) -> bool {
     let is_label = |label: &str| {
         let is_inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         !label.is_empty() && label.bytes().all(is_inside) && !label.starts_with('-') && !label.ends_with('-')

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use fairlead_api::resources::WireKubePeer;
+use fairlead_cluster::cached_by_name;
 use fairlead_cluster::lean;
 use fairlead_topology::Member;
 use kube::ResourceExt;
 
 use super::SourceProblem;
 use super::kubernetes::{pod_networks, read_peer};
-use fairlead_cluster::cached_by_name;
 
 /// A peer, parsed: a node program keeps those of all nodes.
 #[derive(Debug, Clone)]

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use super::problem::SourceProblem;
 
 /// The grants by the name of the member that each is for. What is no prefix is left out and named.
-pub(crate) fn parse(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> BTreeMap<String, Vec<IpNet>> {
+pub fn parse(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> BTreeMap<String, Vec<IpNet>> {
     let mut grants: BTreeMap<String, Vec<IpNet>> = BTreeMap::new();
     for grant in &mesh.spec.grants {
         let member = match (&grant.node, &grant.peer) {

@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use super::cached_peer::CachedPeer;
 use super::departures::{Deletion, MAX_DELETIONS};
 use super::{MemberSource, SourceProblem, nodes};
-use crate::ipam::cached_block::CachedBlock;
+use crate::cached_block::CachedBlock;
 
 /// Watch caches of the cluster.
 pub struct Kubernetes {
@@ -60,7 +60,7 @@ impl Deletions {
 }
 
 /// A WireKubePeer as read: the member, unless its key cannot be read, and what was left out.
-pub(super) type ReadPeer = (Option<Member>, Vec<SourceProblem>);
+pub(crate) type ReadPeer = (Option<Member>, Vec<SourceProblem>);
 
 impl Kubernetes {
     /// Members of the mesh: published peers, with their blocks.
@@ -159,7 +159,7 @@ impl MemberSource for Kubernetes {
 }
 
 /// Reads one WireKubePeer. What cannot be read is left out; without a key the rest has no meaning.
-pub(super) fn read_peer(peer: &WireKubePeer) -> ReadPeer {
+pub(crate) fn read_peer(peer: &WireKubePeer) -> ReadPeer {
     let (name, spec) = (peer.name_any(), &peer.spec);
     let key = match spec.parse_public_key() {
         Ok(key) => key,
@@ -210,7 +210,7 @@ fn node_addresses(node: &NodeFacts) -> Vec<IpAddr> {
 }
 
 /// Those that the controller copied, also of a node whose key cannot be read: nothing is to leave to its pods in clear text.
-pub(super) fn pod_networks(peer: &WireKubePeer) -> Vec<IpNet> {
+pub(crate) fn pod_networks(peer: &WireKubePeer) -> Vec<IpNet> {
     let node = peer.status.as_ref().and_then(|status| status.node.as_ref());
     node.map(NodeFacts::parse_pod_cidrs).unwrap_or_default()
 }
@@ -309,8 +309,9 @@ fn birthday_attack(peer: &WireKubePeer, problems: &mut Vec<SourceProblem>) -> Op
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use testbed_api::fields::assert_each_is_read_or_listed;
+
+    use super::*;
 
     fn key(byte: u8) -> PublicKey {
         PublicKey([byte; 32])

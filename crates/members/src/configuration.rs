@@ -14,8 +14,7 @@ use kube::api::DynamicObject;
 use super::cached_peer::CachedPeer;
 use super::external_peers::CachedExternalPeer;
 use super::grants;
-use crate::ipam::cached_block::CachedBlock;
-use crate::mesh::settings::includes_pod_networks;
+use crate::cached_block::CachedBlock;
 
 /// Objects of the cluster.
 #[derive(Debug, Clone, Default)]
@@ -34,7 +33,7 @@ impl Objects {
     /// How `own` sees the members. What is wrong with the mesh itself is for the nodes to report.
     fn policy(&self, own: &str) -> Policy {
         let grants = self.mesh.as_ref().map(|mesh| grants::parse(mesh, &mut Vec::new()));
-        let includes_pod_networks = self.mesh.as_ref().is_some_and(includes_pod_networks);
+        let includes_pod_networks = self.mesh.as_ref().is_some_and(WireKubeMesh::includes_pod_networks);
         Policy { grants: grants.unwrap_or_default(), includes_pod_networks, ..Policy::new(own) }
     }
 }

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_cluster::caches::Cache;
+use fairlead_discovery::client::View;
 use fairlead_topology::{Source, Sources};
 use tokio::sync::watch;
 
 use super::cached_peer::CachedPeer;
 use super::discovery::{Discovered, affiliate_name};
 use super::static_peers::StaticPeers;
-use crate::mesh::discovery::DiscoveryStatus;
 
 /// What sources are asked for users.
 #[derive(Clone)]
@@ -28,6 +28,32 @@ pub struct Provenance {
     pub discovered: watch::Receiver<Arc<Discovered>>,
     /// The discovery services.
     pub discovery: watch::Receiver<DiscoveryStatus>,
+}
+
+/// How the discovery services of the mesh do; empty where there are none.
+#[derive(Debug, Clone, Default)]
+pub struct DiscoveryStatus {
+    /// Affiliate ID of this node at the services; empty while the secret of the cluster is not known.
+    pub affiliate_id: String,
+    /// In the order of the resource.
+    pub services: Vec<ServiceStatus>,
+    /// Their URLs, and what they tell.
+    pub views: Vec<(String, watch::Receiver<View>)>,
+}
+
+/// How one does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceStatus {
+    /// Its URL.
+    pub server: String,
+    /// There is a connection, and it has told all members.
+    pub is_connected: bool,
+    /// It has this node.
+    pub is_published: bool,
+    /// How many other members it tells of.
+    pub members: usize,
+    /// What does not work; empty if everything does.
+    pub error: String,
 }
 
 /// When sources last told of members.

@@ -1,18 +1,25 @@
-//! Who is in the mesh or on the network: records of all sources, merged.
+//! Sources of members: who is in the mesh, or on the network, and what each source says of it.
 //!
-//! A source says what it knows as [`MemberRecord`]s. [`merged`] asks all of them; [`fairlead_topology::merge`] makes one
-//! member of all records of an identity. [`kubernetes`] has the nodes and the most authority, [`external_peers`] the Peers of Kilo, [`static_peers`] those of
-//! a file, [`discovery`] the least authority. [`departures`] remembers who left, and [`membership`] has all of it for the mesh. Data goes one way: source, record,
-//! merge, plan, kernel.
+//! A source ([`MemberSource`]) says what it knows as [`MemberRecord`]s. [`merged`] asks all of them; [`fairlead_topology::merge`]
+//! makes one member of all records of an identity. [`kubernetes`] has the nodes and the most authority, [`external_peers`] the
+//! Peers of Kilo, [`static_peers`] those of a file, [`discovery`] the least authority. [`departures`] remembers who left,
+//! [`membership`] has all of it for the mesh, and [`provenance`] what users see of the sources.
+//!
+//! Data comes from watch caches ([`cached_peer`], [`cached_block`] and others keep of objects what is read), a file, and what
+//! discovery services tell. It goes to the mesh and to the built-in router, and by way of [`configuration`] to the command line,
+//! which computes the peers of a member as its node does.
+//!
+//! Nothing is decided here but what of a source is valid: `fairlead-topology` decides peers, prefixes and routes.
 
 pub mod annotations;
+pub mod cached_block;
 pub mod cached_peer;
 pub mod cluster_addresses;
 pub mod configuration;
 pub mod departures;
 pub mod discovery;
 pub mod external_peers;
-pub(crate) mod grants;
+pub mod grants;
 pub mod kubernetes;
 pub mod locations;
 pub mod membership;
@@ -96,7 +103,7 @@ fn united<'a>(
 }
 
 /// Those that are as `before` are the same allocations, so that what follows from them is not decided again. Both are sorted by name.
-pub(crate) fn shared(members: Vec<Member>, before: &[Arc<Member>]) -> Vec<Arc<Member>> {
+pub fn shared(members: Vec<Member>, before: &[Arc<Member>]) -> Vec<Arc<Member>> {
     let mut before = before.iter().peekable();
     let share = |member: Member| {
         while before.next_if(|known| known.name < member.name).is_some() {}
