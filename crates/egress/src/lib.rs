@@ -8,6 +8,7 @@
 //! * [`options`]: what an Egress asks of its gateways beside destinations.
 //! * [`lookup`]: how a gateway is asked who used an address and port.
 //! * [`objects`]: Deployment, Service and the other objects of an Egress, to be applied.
+//! * [`problem`]: why a pod does not use the gateways that it asks for.
 //! * [`registration`]: which token a gateway accepts.
 //! * [`selectors`]: the pods that an Egress selects by their labels.
 //! * [`sources`]: source addresses that float among gateways: who may have them, and their Leases.
@@ -25,6 +26,7 @@ pub mod hold;
 pub mod lookup;
 pub mod objects;
 pub mod options;
+pub mod problem;
 pub mod registration;
 pub mod selectors;
 pub mod sources;

@@ -13,7 +13,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use fairlead_address::DualStackAddrs;
-use fairlead_node::egress::EgressProblem;
+use fairlead_egress::problem::EgressProblem;
 use fairlead_node::egress::explain::GatewayPod;
 use k8s_openapi::api::core::v1::Event;
 use serde::Serialize;

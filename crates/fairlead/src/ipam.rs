@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_cluster::pods::{SlimPod, trimmed};
 use fairlead_ipam::check::{self, ClusterView};
-use fairlead_node::ipam::inventory::{known_pod, to_wire};
+use fairlead_pods::inventory::{known_pod, to_wire};
 use fairlead_wire::node::{
     Block, Finding, HeldAddresses, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest,
     IpamReleaseResponse, IpamShowRequest, IpamShowResponse,

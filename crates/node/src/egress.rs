@@ -4,12 +4,12 @@
 //! * [`objects`]: what is read of them, and the watch of Egresses.
 //! * [`selection`]: which Egresses select a pod.
 //! * [`explain`]: which way the packets of a pod take, for the command line.
-//! * [`plan`]: what a pod should have. Pure; [`problem`] says why it does not get it.
+//! * [`plan`]: what a pod should have. Pure; [`fairlead_egress::problem`] says why it does not get it.
 //! * [`kernel`]: brings a network namespace to it.
 //! * [`programs`]: BPF programs of tunnels that are loaded before a pod needs them.
 //! * [`sandboxes`]: where the namespaces are.
 //! * [`registrar`]: registers pods at gateways, and says which gateways can be reached.
-//! * [`attach`]: ADD, DEL and CHECK, for the stages of `cni/attach/egress.rs`.
+//! * [`attach`]: ADD, DEL and CHECK, for the [`stages`] of an attachment.
 //! * [`announce`]: announces the source addresses that gateways on this node hold.
 //! * [`reconciler`]: keeps running pods current, and repairs what others change.
 //!
@@ -25,13 +25,13 @@ mod kernel;
 pub mod metrics;
 mod objects;
 mod plan;
-mod problem;
 mod programs;
 mod reconciler;
 pub(crate) mod registrar;
 mod routing;
 mod sandboxes;
 mod selection;
+mod stages;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -51,16 +51,15 @@ use fairlead_ipam::Key;
 use fairlead_wire::egress::RegisterResponse;
 use tokio::sync::watch;
 
-use crate::container_locks::ContainerLocks;
-use crate::ipam::Ipam;
-pub(crate) use attach::{Attached, Request};
+pub(crate) use attach::Attached;
+use fairlead_pods::container_locks::ContainerLocks;
+use fairlead_pods::ipam::Ipam;
 pub(crate) use inputs::Inputs;
 use intent::Knowledge;
 use metrics::EgressMetrics;
 pub use objects::SlimService;
 pub(crate) use objects::watch_egresses;
 use plan::Cluster;
-pub use problem::{EgressProblem, EgressReason};
 use programs::ProgramStock;
 pub(crate) use registrar::metrics::RegistrarMetrics;
 use registrar::{Client, Way};

@@ -3,7 +3,7 @@
 //! It is a thin shell around pure parts. `fairlead-ipam` decides addresses, `fairlead-topology` peers and prefixes,
 //! `fairlead-path` endpoints; `fairlead-dataplane` brings the kernel to what they say. Data comes from the API server
 //! (watches of `fairlead-cluster`), from the kernel (pods of before a restart) and over a UNIX socket from the CNI plugin and
-//! the command line ([`cni`], [`status`]). It goes to the kernel and to this node's own objects, nothing else's.
+//! the command line ([`fairlead_pods::cni`], [`status`]). It goes to the kernel and to this node's own objects, nothing else's.
 //!
 //! Where nodes share a network and want no mesh, [`routes`] keeps plain routes to the others' blocks instead of [`mesh`].
 //!
@@ -12,19 +12,14 @@
 //!
 //! Pods that use egress gateways are kept by [`egress`].
 
-pub mod cni;
-pub mod container_locks;
 pub mod egress;
-pub mod ipam;
 pub mod lifecycle;
 pub mod mesh;
 pub mod metrics;
-pub mod pod_network;
 mod program;
 pub mod routes;
 mod state_file;
 pub mod status;
-mod ttl_cell;
 
 pub use egress::EgressSwitches;
 pub use fairlead_dataplane::routing_ids;

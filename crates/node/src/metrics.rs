@@ -7,19 +7,14 @@ use fairlead_cluster::process;
 use fairlead_cluster::requests::RequestMetrics;
 use prometheus_client::registry::Registry;
 
-use crate::cni::metrics::CniMetrics;
 use crate::egress::RegistrarMetrics;
 use crate::egress::announce::metrics::AnnounceMetrics;
 use crate::egress::metrics::EgressMetrics;
-use crate::ipam::metrics::IpamMetrics;
 use crate::mesh::metrics::MeshMetrics;
-use crate::pod_network::metrics::PodNetworkMetrics;
 use crate::routes::metrics::RouterMetrics;
-
-/// Upper bounds of the ADD and DEL latency buckets, in seconds: from a kernel round trip to more than the longest wait for a
-/// block.
-pub const LATENCY_BUCKETS: [f64; 15] =
-    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+use fairlead_pods::cni::metrics::CniMetrics;
+use fairlead_pods::ipam::metrics::IpamMetrics;
+use fairlead_pods::pod_network::metrics::PodNetworkMetrics;
 
 /// All metrics of the program.
 pub struct Metrics {
@@ -82,12 +77,12 @@ mod tests {
 
     use fairlead_cluster::requests::Kind;
     use fairlead_ipam::BlockUsage;
+    use fairlead_pods::cni::Reason;
+    use fairlead_pods::cni::metrics::Operation;
+    use fairlead_pods::pod_network::metrics::Object;
     use testbed_metrics::{Exposed, Program, reference};
 
     use super::*;
-    use crate::cni::Reason;
-    use crate::cni::metrics::Operation;
-    use crate::pod_network::metrics::Object;
 
     fn filled() -> Metrics {
         let metrics = Metrics::default();

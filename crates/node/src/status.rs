@@ -23,7 +23,6 @@ use tonic::{Request, Response, Status};
 
 use crate::egress::EgressProblems;
 use crate::egress::announce::{Shown, SourceAddresses};
-use crate::ipam::inventory::Inventory;
 use crate::lifecycle::watches::Caches;
 use crate::mesh::external::ExternalReport;
 use crate::mesh::problem::MeshFailure;
@@ -31,9 +30,10 @@ use crate::mesh::publish::{backend_name, nat_name};
 use crate::mesh::relay::{RelayReport, RelayTransport};
 use crate::mesh::report::{PeerReport, Report};
 use crate::mesh::{MeshView, Snapshot};
-use crate::pod_network::PodNetworkProblems;
 use crate::routes::RoutesHandle;
 use fairlead_members::provenance::{DiscoveryStatus, ServiceStatus, SourceAge};
+use fairlead_pods::inventory::Inventory;
+use fairlead_pods::pod_network::PodNetworkProblems;
 
 /// Serves the node's status.
 pub struct Service {

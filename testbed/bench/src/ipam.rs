@@ -1,8 +1,8 @@
 //! A large cluster against a real API server: how fast the real controller grants blocks, what that costs the API
 //! server, and how much memory the controller and one real node program take.
 //!
-//! The nodes are simulated in this process with the node program's own code ([`fairlead_node::ipam`] and
-//! [`fairlead_node::ipam::requests`]): the same decisions, the same requests, the same waiting. What they do not have is a
+//! The nodes are simulated in this process with the node program's own code ([`fairlead_pods::ipam`] and
+//! [`fairlead_pods::ipam::requests`]): the same decisions, the same requests, the same waiting. What they do not have is a
 //! kernel, and instead of a watch each they share one. One more node is real, with real pods.
 
 pub(crate) mod cluster;

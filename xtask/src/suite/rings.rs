@@ -48,6 +48,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "fairlead-cni-plugin",
             "fairlead-members",
             "fairlead-node",
+            "fairlead-pods",
             "fairlead-controller",
             "fairlead-image",
             "fairlead-conformance",

@@ -1,7 +1,7 @@
 //! What the API accepts and no program acts on: one list, from which come the warning of `kubectl apply` (an admission
 //! policy in `deploy/policy`), the condition that the controller writes, and the words of `kubectl explain`.
 //!
-//! A field that is implemented is removed from the list; tests in `fairlead-node` compare the list with what is read.
+//! A field that is implemented is removed from the list; tests of `fairlead-node` and `fairlead-members` compare the list with what is read.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps,

@@ -1,5 +1,5 @@
 //! Defects of Coil v2's address management that can be shown without a node program: each must not be ours. Those about
-//! waiting and locks are tested in `crates/node/src/ipam/tests.rs`.
+//! waiting and locks are tested in `crates/pods/src/ipam/tests.rs`.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 //! Egress of a pod in ADD, DEL and CHECK.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,28 +16,13 @@ use tokio::time::timeout;
 use super::intent::{Intent, intent};
 use super::kernel::{self, Place};
 use super::plan::{Desired, Plan, desired, usable};
-use super::problem::{EgressProblem, EgressReason};
 use super::sandboxes::Sandbox;
 use super::{Egress, Shared, client};
-use crate::cni::{Failure, Reason, blocking};
+use fairlead_egress::problem::{EgressProblem, EgressReason};
+use fairlead_pods::cni::{EgressRequest, Failure, Reason, blocking};
 
 /// How long an ADD waits for a gateway.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// What a pod asks for, as an ADD found it before it made anything.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Request {
-    /// The pod's UID, if the runtime passes it.
-    pub(crate) uid: Option<String>,
-    /// Its egress annotations.
-    pub(crate) annotations: BTreeMap<String, String>,
-    /// Its labels.
-    pub(crate) labels: BTreeMap<String, String>,
-    /// The Egresses that select it by its labels: what [`Egress::examine`] finds.
-    pub(crate) selected: BTreeSet<EgressName>,
-    /// The Egress of which the pod is a gateway, by its labels.
-    pub(crate) gateway_of: Option<String>,
-}
 
 /// Where an ADD made the pod's interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,7 +44,7 @@ impl Egress {
     ///
     /// # Errors
     /// The pod cannot be a client, or not of these Egresses.
-    pub(crate) async fn examine(&self, namespace: &str, request: &mut Request) -> Result<(), Failure> {
+    pub(crate) async fn examine(&self, namespace: &str, request: &mut EgressRequest) -> Result<(), Failure> {
         if let Some(name) = &request.gateway_of {
             let egress = EgressName { namespace: namespace.to_owned(), name: name.clone() };
             let asks = !request.annotations.is_empty();
@@ -90,7 +75,12 @@ impl Egress {
     ///
     /// # Errors
     /// It cannot have all that it asks for; then it must not start.
-    pub(crate) async fn attach(&self, key: &Key, request: Request, at: Attached) -> Result<(), Failure> {
+    pub(crate) async fn attach(
+        &self,
+        key: &Key,
+        request: EgressRequest,
+        at: Attached,
+    ) -> Result<(), Failure> {
         let sandbox = self.0.sandbox(key, request, at).await?;
         // Before it is a client, so that a comparison of all clients does not remove it again.
         self.0.sandboxes.add(key, sandbox.clone()).unwrap_or_else(|error| {
@@ -182,7 +172,7 @@ impl Shared {
         })
     }
 
-    async fn sandbox(&self, key: &Key, request: Request, at: Attached) -> Result<Sandbox, Failure> {
+    async fn sandbox(&self, key: &Key, request: EgressRequest, at: Attached) -> Result<Sandbox, Failure> {
         let mtu = match at.mtu {
             Some(mtu) => mtu,
             // Only a client needs it.
@@ -275,13 +265,5 @@ impl From<kernel::Error> for Failure {
             _ => Reason::DataPlaneFailed,
         };
         Self::new(reason, format!("egress of the pod: {error}"))
-    }
-}
-
-impl From<EgressProblem> for Failure {
-    fn from(problem: EgressProblem) -> Self {
-        Self::new(Reason::Egress(problem.reason), problem.message).details(
-            "without its gateways the pod would be seen with another source address, so it does not start",
-        )
     }
 }

@@ -27,11 +27,11 @@ use kube::api::{ObjectMeta, PartialObjectMeta};
 use super::egress_annotations;
 use super::objects::{CachedEgress, SlimService, ranges_of, subnets};
 use super::plan::{Asking, Cluster, Plan, plan, usable};
-use super::problem::EgressProblem;
 use super::registrar::endpoints::{
     CachedSlice, Endpoints, GatewayEndpoint, GatewayPlace, GatewayUid, Preferred, joined, limit,
 };
 use super::selection::Selectors;
+use fairlead_egress::problem::EgressProblem;
 
 /// The MTU of a pod in bytes where it is not known: any that is large enough for a tunnel gives the same way.
 const ANY_MTU: u32 = 1500;

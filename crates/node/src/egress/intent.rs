@@ -8,8 +8,8 @@ use fairlead_egress::annotation::chosen;
 
 use super::egress_annotations;
 use super::plan::{Asking, Cluster, Plan, plan};
-use super::problem::EgressProblem;
 use super::sandboxes::Sandbox;
+use fairlead_egress::problem::EgressProblem;
 
 /// What is to be done with an attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,7 +83,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::egress::EgressReason;
+    use fairlead_egress::problem::EgressReason;
 
     fn sandbox(annotation: Option<&str>) -> Sandbox {
         let annotation = annotation.map(|value| ("egress.coil.cybozu.com/n".to_owned(), value.to_owned()));

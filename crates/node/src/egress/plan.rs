@@ -16,9 +16,9 @@ use fairlead_egress::destinations::Destinations;
 use fairlead_fou::{Gateway, MAX_GATEWAYS, Service};
 use ipnet::IpNet;
 
-use super::problem::EgressProblem;
 use super::registrar::Way;
 use super::routing::client_routing;
+use fairlead_egress::problem::EgressProblem;
 
 /// Most gateways of a tunnel that may answer with their own addresses: the programs have room for 4096 hosts in all.
 const MAX_ANSWERING: usize = 256;

@@ -26,10 +26,10 @@ use self::pods::{Pods, Work};
 use super::intent::{Intent, annotations, intent};
 use super::kernel::{self, Place};
 use super::plan::{Cluster, desired};
-use super::problem::EgressProblem;
 use super::sandboxes::{self, Sandbox};
 use super::{Shared, client, egress_annotations};
 use crate::egress::registrar::Client;
+use fairlead_egress::problem::{EgressProblem, EgressReason};
 
 /// How often namespaces are compared without a change.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
@@ -324,7 +324,7 @@ impl Shared {
         }
         let host = on_host.len();
         self.deps.metrics.counted(pods.clients(), |reason| {
-            let host = if reason == super::EgressReason::HostNetwork { host } else { 0 };
+            let host = if reason == EgressReason::HostNetwork { host } else { 0 };
             pods.problems()
                 .filter(|(_, problem)| problem.contains_reason(reason))
                 .count()
@@ -388,7 +388,7 @@ impl Shared {
     fn remember(&self, found: Vec<Sandbox>) {
         for sandbox in found {
             let attachments = self.deps.ipam.attachments();
-            let has = |it: &&crate::ipam::Attachment| {
+            let has = |it: &&fairlead_pods::ipam::Attachment| {
                 it.allocated.addresses().any(|ip| sandbox.addresses.contains(&ip))
             };
             let key = attachments

@@ -16,8 +16,8 @@ use serde_json::json;
 use testbed_netns::Monitor;
 
 use super::registrar::Way;
-use crate::cni::Reason;
-use crate::egress::EgressReason;
+use fairlead_egress::problem::EgressReason;
+use fairlead_pods::cni::{EgressRequest, Reason};
 
 const INTERNET: &str = "internet/nat";
 const DOMESTIC: &str = "domestic/nat";
@@ -291,7 +291,7 @@ async fn an_annotation_of_a_running_pod_takes_effect_and_a_pod_that_ended_is_no_
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_forwards_and_others_cannot_change_that() {
     let (bed, pod) = (Bed::new(Objects::default()), Pod::new());
-    let request = super::Request { gateway_of: Some("nat".to_owned()), ..super::Request::default() };
+    let request = EgressRequest { gateway_of: Some("nat".to_owned()), ..EgressRequest::default() };
     bed.egress.attach(&pod.key, request, pod.attached()).await.unwrap();
     let read = || {
         pod.shown(
@@ -308,7 +308,7 @@ async fn a_gateway_forwards_and_others_cannot_change_that() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_whose_namespace_cannot_be_used_delays_no_other() {
     let (bed, pod) = client().await;
-    let request = || super::Request { uid: Some("u2".to_owned()), ..super::Request::default() };
+    let request = || EgressRequest { uid: Some("u2".to_owned()), ..EgressRequest::default() };
     // A file that is no namespace.
     let file = tempfile::NamedTempFile::new().unwrap();
     let mut bad = pod.attached();

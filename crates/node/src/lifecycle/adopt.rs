@@ -5,8 +5,8 @@ use std::path::Path;
 use fairlead_dataplane::pods::{self, PodOnNode, Unclear};
 use fairlead_dataplane::routing_ids::RoutingIds;
 
-use crate::cni;
-use crate::cni::records::Records;
+use fairlead_pods::cni;
+use fairlead_pods::cni::records::Records;
 
 /// Where container runtimes keep files of network namespaces: containerd and CRI-O, Docker.
 const NAMESPACES: [&str; 2] = ["/run/netns", "/run/docker/netns"];

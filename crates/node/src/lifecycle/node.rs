@@ -11,6 +11,7 @@ use fairlead_cluster::{http, local_api, requests as api_requests, resumption};
 use fairlead_dataplane::pods::PodOnNode;
 use fairlead_dataplane::source_addresses::Found;
 use fairlead_dataplane::uplink::{Ignored, has_ipv6};
+use fairlead_pods::cni;
 use fairlead_wire::spool;
 use kube::runtime::events::Reporter;
 use kube::runtime::reflector::ObjectRef;
@@ -23,21 +24,21 @@ use super::settings::{Access, Settings};
 use super::standalone::Objects;
 use super::watches::Caches;
 use super::{api_server, handover, identity, server, shutdown};
-use crate::cni::records::Records;
-use crate::cni::{CniDeps, MeshState};
-use crate::container_locks::ContainerLocks;
 use crate::egress::announce::{self, AnnounceDeps, SourceAddresses};
 use crate::egress::registrar::endpoints;
 use crate::egress::{Egress, EgressDeps, EgressProblems, Inputs, Registrar, RegistrarDeps};
-use crate::ipam::inventory::Inventory;
-use crate::ipam::{self, Ipam};
 use crate::mesh::problem::MeshFailure;
 use crate::mesh::{MeshDeps, MeshHandle, MeshView};
 use crate::metrics::Metrics;
-use crate::pod_network::{self, PodNetwork, PodNetworkProblems};
 use crate::routes::{RoutesDeps, RoutesHandle};
-use crate::{cni, egress, mesh, routes, status};
+use crate::{egress, mesh, routes, status};
 use fairlead_dataplane::kernel_watch::KernelWatch;
+use fairlead_pods::cni::records::Records;
+use fairlead_pods::cni::{CniDeps, MeshState};
+use fairlead_pods::container_locks::ContainerLocks;
+use fairlead_pods::inventory::Inventory;
+use fairlead_pods::ipam::{self, Ipam};
+use fairlead_pods::pod_network::{self, PodNetwork, PodNetworkProblems};
 
 /// Port of a URL that names none (RFC 9110, section 4.2.2).
 const HTTPS: u16 = 443;
@@ -162,7 +163,7 @@ impl Node {
                 interruptions: caches.blocks.interruptions(),
                 pools: Arc::clone(&caches.pools),
                 locks: Arc::clone(&locks),
-                metrics: Arc::clone(&self.metrics),
+                metrics: self.metrics.ipam.clone(),
                 block_grace: settings.block_grace,
                 positions: spool::search_positions(&settings.socket),
             };
@@ -174,7 +175,7 @@ impl Node {
                 pools: Arc::clone(&caches.pools),
                 meshes: Arc::clone(&caches.meshes),
                 peers: Arc::clone(&caches.peers),
-                metrics: Arc::clone(&self.metrics),
+                metrics: self.metrics.pod_network.clone(),
                 problems: self.pod_network.clone(),
             };
             network.start(&self.kernel, supervisor.subsystem("pod network"));
@@ -360,11 +361,12 @@ impl Node {
             mesh: Arc::new(mesh.view()),
             calico_names: settings.calico_names,
             records: ipam.records.clone(),
-            egress,
-            events,
-            metrics: Arc::clone(&self.metrics),
+            events: events.clone(),
+            metrics: self.metrics.cni.clone(),
+            addresses: self.metrics.ipam.clone(),
         };
-        let cni = cni::start(deps, supervisor);
+        let stages = egress.stages(Arc::clone(&caches.pods), self.client.clone(), events);
+        let cni = cni::start(deps, stages, supervisor);
         let inventory = Inventory {
             enable_ipam: settings.enable_ipam,
             ipam: ipam.ipam,

@@ -11,8 +11,8 @@ use fairlead_wire::node::node_server::NodeServer;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 
-use crate::cni::CniHandle;
 use crate::status;
+use fairlead_pods::cni::CniHandle;
 
 /// Serves the CNI operations and the status until the subsystem is stopped; calls in progress are finished.
 ///

@@ -19,12 +19,12 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
 use super::settings::Settings;
-use crate::ipam::own_blocks::OwnBlocks;
 use fairlead_members::cached_block::CachedBlock;
 use fairlead_members::cached_peer::CachedPeer;
 use fairlead_members::external_peers::CachedExternalPeer;
 use fairlead_members::kubernetes::Deletions;
 use fairlead_members::preshared_keys::PresharedKeys;
+use fairlead_pods::ipam::own_blocks::OwnBlocks;
 
 /// How long the start waits for the API server before it serves what does not need it (DEL, status).
 const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(5);

@@ -226,7 +226,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::pod_network::desired::masquerade;
+    use fairlead_pods::pod_network::desired::masquerade;
     use testbed_api::fields::assert_each_is_read_or_listed;
 
     #[test]

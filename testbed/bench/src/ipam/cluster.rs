@@ -8,7 +8,7 @@ use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::subsystem::{Subsystem, Supervisor};
 use fairlead_demo::World;
-use fairlead_node::ipam::own_blocks::OwnBlocks;
+use fairlead_pods::ipam::own_blocks::OwnBlocks;
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::serde::de::DeserializeOwned;

@@ -13,9 +13,9 @@ use fairlead_egress::EgressName;
 use fairlead_egress::client::TABLE_MAIN;
 
 use super::super::plan::{Plan, PlannedTunnel, usable};
-use super::super::problem::{EgressProblem, EgressReason};
 use super::{GatewayPod, GatewayState, Known, PacketWay, ToGateways, Why};
 use crate::egress::registrar::NotRegistered;
+use fairlead_egress::problem::{EgressProblem, EgressReason};
 
 /// What the objects do not show.
 const KEPT: &str = "an Egress that the pod names is not known any more, or its destinations are not: the last ones that it had are refused, \

@@ -2,7 +2,7 @@ use fairlead_dataplane::egress_client::ClientRule;
 use proptest::prelude::*;
 
 use super::*;
-use crate::egress::EgressReason;
+use fairlead_egress::problem::EgressReason;
 
 fn name(name: &str) -> EgressName {
     EgressName { namespace: "n".to_owned(), name: name.to_owned() }

@@ -14,9 +14,9 @@ use tokio::time::Instant;
 
 use super::super::intent::Intent;
 use super::super::plan::{Desired, Plan};
-use super::super::problem::{EgressProblem, EgressReason};
 use super::super::sandboxes::Sandbox;
 use super::Job;
+use fairlead_egress::problem::{EgressProblem, EgressReason};
 
 /// Pods that are worked on at a time.
 const MAX_JOBS: usize = 8;

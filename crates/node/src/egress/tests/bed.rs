@@ -7,34 +7,36 @@ use std::time::{Duration, Instant};
 
 use fairlead_api::resources::Egress as EgressObject;
 use fairlead_cluster::caches::{self, Cache};
-use fairlead_cluster::events::EventPublisher;
+use fairlead_cluster::events::{EventMetrics, EventPublisher};
 use fairlead_cluster::pods::{self, SlimPod};
 use fairlead_cluster::subsystem::{Subsystem, Supervisor};
+use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_egress::EgressName;
 use fairlead_fou::Gateway;
 use fairlead_ipam::Key;
+use fairlead_pods::cni::{EgressRequest, Failure};
+use fairlead_pods::container_locks::ContainerLocks;
+use fairlead_pods::ipam::Ipam;
 use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::Namespace as NamespaceObject;
+use kube::Api;
 use kube::api::PartialObjectMeta;
 use kube::runtime::events::Reporter;
-use kube::runtime::reflector::Lookup;
+use kube::runtime::reflector::{self, Lookup};
 use kube::runtime::watcher::{self, Event};
+use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testbed_api::server::client;
 use testbed_netns::Namespace;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use super::super::inputs::Inputs;
+use super::super::metrics::EgressMetrics;
 use super::super::objects::{CachedEgress, SlimService};
 use super::super::registrar::{Client, Way};
-use super::super::{Attached, Egress, EgressDeps, EgressProblems, EgressSwitches, Gateways, Request};
-use crate::cni::Failure;
-use crate::container_locks::ContainerLocks;
-use crate::ipam::tests::node;
-use crate::metrics::Metrics;
+use super::super::{Attached, Egress, EgressDeps, EgressProblems, EgressSwitches, Gateways};
 
 /// The address of each family, of the pod, of the Service, and of a gateway.
 pub(crate) const POD: [&str; 2] = ["10.20.30.40", "fd02::1"];
@@ -179,7 +181,6 @@ pub(crate) struct Bed {
     pub(crate) events: EventPublisher,
     pub(crate) problems: EgressProblems,
     directory: Arc<TempDir>,
-    _tasks: JoinSet<()>,
 }
 
 impl Bed {
@@ -212,15 +213,15 @@ impl Bed {
         let cached_pods = Arc::new(cached_pods);
         let inputs =
             Inputs::of((cached_egresses, cached_services), Arc::new(cached_namespaces), objects.switches);
-        let metrics = Metrics::default();
+        let mut metrics = Registry::default();
         let events = EventPublisher::start(
             supervisor.subsystem("events"),
             client(|_| futures::future::pending().boxed()),
             Reporter { controller: "test".to_owned(), instance: None },
-            metrics.events.clone(),
+            EventMetrics::register(&mut metrics),
         );
-        let mut tasks = JoinSet::new();
-        let ipam = node(client(|_| futures::future::pending().boxed()), &[], &mut tasks);
+        let pools = Api::all(client(|_| futures::future::pending().boxed()));
+        let ipam = Arc::new(Ipam::new("n1", RoutingIds::default(), reflector::store().0, pools));
         let problems = EgressProblems::default();
         let locks = Arc::<ContainerLocks>::default();
         let deps = EgressDeps {
@@ -230,7 +231,7 @@ impl Bed {
             ipam,
             locks: Arc::clone(&locks),
             events: events.clone(),
-            metrics: metrics.egress,
+            metrics: EgressMetrics::register(&mut metrics),
             problems: problems.clone(),
         };
         let socket = directory.path().join("s");
@@ -248,7 +249,6 @@ impl Bed {
             events,
             problems,
             directory,
-            _tasks: tasks,
         }
     }
 
@@ -259,7 +259,7 @@ impl Bed {
         Self::beside(directory, gateways, objects)
     }
 
-    /// An ADD, which has the container to itself as in `crate::cni`.
+    /// An ADD, which has the container to itself as in `fairlead_pods::cni`.
     pub(crate) async fn add(&self, pod: &Pod, chosen: &[(&str, &str)]) -> Result<(), Failure> {
         self.add_labelled(pod, chosen, &[]).await
     }
@@ -273,11 +273,11 @@ impl Bed {
     ) -> Result<(), Failure> {
         let _guard = self.locks.lock(&pod.key.container_id).await;
         let labels = labels.iter().map(|(label, value)| ((*label).to_owned(), (*value).to_owned()));
-        let mut request = Request {
+        let mut request = EgressRequest {
             uid: Some("u1".to_owned()),
             annotations: annotations(chosen),
             labels: labels.collect(),
-            ..Request::default()
+            ..EgressRequest::default()
         };
         self.egress.examine("shop", &mut request).await?;
         self.egress.attach(&pod.key, request, pod.attached()).await

@@ -6,11 +6,12 @@ use serde_json::{Value, json};
 
 use super::bed::{Bed, GATEWAY, Objects, Pod, SERVICE, egress, gateways, service, shown, within};
 use super::{DOMESTIC, DOMESTIC_SERVICE, INTERNET, SECOND, has_what_the_article_prints, reaches_gateways};
-use crate::cni::Reason;
-use crate::egress::{EgressReason, EgressSwitches};
+use crate::egress::EgressSwitches;
 use fairlead_api::names::ANNOTATION_EGRESS_ALLOW_SELECTORS;
 use fairlead_api::resources::Egress;
 use fairlead_cluster::pods::SlimPod;
+use fairlead_egress::problem::EgressReason;
+use fairlead_pods::cni::Reason;
 
 const WEB: &[(&str, &str)] = &[("app", "web")];
 

@@ -8,8 +8,9 @@ use prometheus_client::registry::Registry as Metrics;
 
 use super::gateway::Fake;
 use super::*;
+use crate::egress::Attached;
 use crate::egress::tests::bed::{Bed, Objects, Pod, egress, service};
-use crate::egress::{Attached, Request};
+use fairlead_pods::cni::EgressRequest;
 
 const NAMES: [&str; 4] = ["one/nat", "two/nat", "three/nat", "four/nat"];
 const ROUNDS: usize = 100;
@@ -68,7 +69,7 @@ impl Bench {
             (format!("egress.coil.cybozu.com/{namespace}"), name.to_owned())
         });
         let uid = Some(format!("u{number}"));
-        let mut request = Request {
+        let mut request = EgressRequest {
             uid,
             annotations: annotations.collect(),
             labels: BTreeMap::new(),

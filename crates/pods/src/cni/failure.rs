@@ -3,12 +3,11 @@
 use std::fmt;
 
 use fairlead_dataplane::pods;
+use fairlead_egress::problem::{EgressProblem, EgressReason};
 use fairlead_ipam::RefusalReason;
 use fairlead_ipam::state::AllocationError;
 use fairlead_wire::cni::{CniError, ErrorCode, status_with_error};
 use tonic::{Code, Status};
-
-use crate::egress::EgressReason;
 
 /// One CamelCase word per cause, the same in CNI errors, Events, logs and metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,7 +102,8 @@ pub struct Failure {
 }
 
 impl Failure {
-    pub(crate) fn new(reason: Reason, message: impl Into<String>) -> Self {
+    /// A failure for this reason with its usual code; `message` says what failed, on what.
+    pub fn new(reason: Reason, message: impl Into<String>) -> Self {
         Self { reason, code: reason.entry().1, message: message.into(), details: String::new() }
     }
 
@@ -111,7 +111,9 @@ impl Failure {
         Self { code, ..self }
     }
 
-    pub(crate) fn details(self, details: impl fmt::Display) -> Self {
+    /// The failure with what to do about it, or its cause.
+    #[must_use]
+    pub fn details(self, details: impl fmt::Display) -> Self {
         Self { details: details.to_string(), ..self }
     }
 }
@@ -141,6 +143,14 @@ impl From<pods::Error> for Failure {
     }
 }
 
+impl From<EgressProblem> for Failure {
+    fn from(problem: EgressProblem) -> Self {
+        Self::new(Reason::Egress(problem.reason), problem.message).details(
+            "without its gateways the pod would be seen with another source address, so it does not start",
+        )
+    }
+}
+
 impl From<Failure> for Status {
     fn from(Failure { reason, code, message, details }: Failure) -> Self {
         let grpc = match code {
@@ -159,8 +169,11 @@ impl From<Failure> for Status {
     }
 }
 
-/// Runs what blocks on the kernel or on the file system. `what` names it if it panics.
-pub(crate) async fn blocking<T: Send + 'static>(
+/// The result of work that blocks on the kernel or on the file system. `what` names it if it panics.
+///
+/// # Errors
+/// It panicked.
+pub async fn blocking<T: Send + 'static>(
     what: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Failure> {

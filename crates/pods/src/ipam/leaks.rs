@@ -9,8 +9,8 @@ use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_ipam::Key;
 
 use super::Ipam;
+use super::metrics::IpamMetrics;
 use crate::container_locks::ContainerLocks;
-use crate::metrics::Metrics;
 
 /// How often links are compared with addresses.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
@@ -18,13 +18,13 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 const GRACE: Duration = Duration::from_secs(60);
 
 /// Runs forever.
-pub(super) async fn run(ipam: Arc<Ipam>, locks: Arc<ContainerLocks>, metrics: Arc<Metrics>) {
+pub(super) async fn run(ipam: Arc<Ipam>, locks: Arc<ContainerLocks>, metrics: IpamMetrics) {
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
         let Some(linked) = links(ipam.numbers()).await else { continue };
         for key in ipam.leaked(GRACE, &linked) {
             if free(&ipam, &locks, &key).await {
-                metrics.ipam.leaked_address_freed();
+                metrics.leaked_address_freed();
             }
         }
     }

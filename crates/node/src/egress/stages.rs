@@ -13,28 +13,28 @@ use fairlead_cluster::caches::Cache;
 use fairlead_cluster::events::EventPublisher;
 use fairlead_cluster::pods::{SlimPod, gateway_of};
 use fairlead_ipam::Key;
+use fairlead_pods::cni::{
+    AttachContext, Attachment, CheckContext, EgressRequest, EgressStages, Failure, Previous, Reason, Stage,
+    attachment, warn_at_pod,
+};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client};
 use tokio::time::timeout;
 
-use super::{AttachContext, CheckContext, Stage, warn_at_pod};
-use crate::cni::args::{Attachment, attachment};
-use crate::cni::check::Previous;
-use crate::cni::failure::{Failure, Reason};
-use crate::egress::{Attached, Egress, Request, egress_annotations};
+use super::{Attached, Egress, egress_annotations};
 
 /// How long the API server may take to return a pod that the cache does not have.
 const POD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The first stage: nothing is made for a pod that is refused.
-pub(in crate::cni) struct EgressRequestStage {
+struct EgressRequestStage {
     /// The pods of this node.
-    pub(in crate::cni) pods: Arc<Cache<SlimPod>>,
-    pub(in crate::cni) client: Client,
-    pub(in crate::cni) egress: Egress,
-    pub(in crate::cni) events: EventPublisher,
+    pods: Arc<Cache<SlimPod>>,
+    client: Client,
+    egress: Egress,
+    events: EventPublisher,
 }
 
 #[tonic::async_trait]
@@ -52,10 +52,19 @@ impl Stage for EgressRequestStage {
     }
 }
 
+impl Egress {
+    /// The stages of an attachment that bring a pod its gateways. `pods` are those of this node.
+    pub fn stages(&self, pods: Arc<Cache<SlimPod>>, client: Client, events: EventPublisher) -> EgressStages {
+        let tunnels = EgressStage { egress: self.clone(), events: events.clone() };
+        let request = EgressRequestStage { pods, client, egress: self.clone(), events };
+        EgressStages { request: Box::new(request), tunnels: Box::new(tunnels) }
+    }
+}
+
 /// The stage after the one that made the pod's interface.
-pub(in crate::cni) struct EgressStage {
-    pub(in crate::cni) egress: Egress,
-    pub(in crate::cni) events: EventPublisher,
+struct EgressStage {
+    egress: Egress,
+    events: EventPublisher,
 }
 
 #[tonic::async_trait]
@@ -94,7 +103,7 @@ impl Stage for EgressStage {
 
 impl EgressRequestStage {
     /// What the pod asks for. A pod that the API server does not have (the mirror of a static pod comes later) asks for nothing.
-    async fn request_of(&self, attachment: &Attachment) -> Result<Request, Failure> {
+    async fn request_of(&self, attachment: &Attachment) -> Result<EgressRequest, Failure> {
         let Attachment { namespace, pod: name, pod_uid, .. } = attachment;
         let cached = self.pods.store.get(&ObjectRef::new(name).within(namespace));
         // A pod of the same name may be a later one.
@@ -107,7 +116,7 @@ impl EgressRequestStage {
         match timeout(POD_TIMEOUT, pods.get_metadata_opt(name)).await {
             Ok(Ok(found)) => Ok(found
                 .map(|found| request(pod_uid.as_ref(), &found.metadata))
-                .unwrap_or_else(|| Request { uid: pod_uid.clone(), ..Request::default() })),
+                .unwrap_or_else(|| EgressRequest { uid: pod_uid.clone(), ..EgressRequest::default() })),
             // Of a runtime that passes no UID, the pod of this name that was seen last.
             _ if pod_uid.is_none() && cached.is_some() => {
                 Ok(cached.map(|pod| request(None, &pod.metadata)).unwrap_or_default())
@@ -123,8 +132,8 @@ impl EgressRequestStage {
 }
 
 /// `uid` is the one that the runtime passes.
-fn request(uid: Option<&String>, metadata: &ObjectMeta) -> Request {
-    Request {
+fn request(uid: Option<&String>, metadata: &ObjectMeta) -> EgressRequest {
+    EgressRequest {
         uid: uid.or(metadata.uid.as_ref()).cloned(),
         annotations: egress_annotations(metadata.annotations.as_ref()),
         labels: metadata.labels.clone().unwrap_or_default(),

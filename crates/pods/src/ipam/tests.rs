@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use fairlead_ipam::state::{BlockDeletion, DeletionAnswer};
 use futures::FutureExt;
-use futures::future::{BoxFuture, join_all};
+use futures::future::join_all;
 use kube::Client;
 use kube::runtime::reflector;
 use kube::runtime::watcher::Event;
-use testbed_api::server::{Answer, client};
+use testbed_api::server::client;
 use tokio::task::JoinSet;
 
 use super::*;

@@ -14,7 +14,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::failure::Reason;
 use super::grpc_metrics::{GrpcCall, GrpcMethod, GrpcMetrics};
-use crate::metrics::LATENCY_BUCKETS;
+use crate::ipam::metrics::LATENCY_BUCKETS;
 
 /// An operation of the CNI specification that the node program serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,13 +10,17 @@ use serde::Deserialize;
 use super::failure::{Failure, Reason};
 
 /// The interface of a container that an ADD is to make, and its pod.
-pub(super) struct Attachment {
-    pub(super) key: Key,
-    pub(super) netns: PathBuf,
-    pub(super) namespace: String,
-    pub(super) pod: String,
-    /// `None` from runtimes that do not pass it.
-    pub(super) pod_uid: Option<String>,
+pub struct Attachment {
+    /// The container and the name of the interface.
+    pub key: Key,
+    /// File of its network namespace.
+    pub netns: PathBuf,
+    /// Namespace of its pod in Kubernetes.
+    pub namespace: String,
+    /// Name of its pod.
+    pub pod: String,
+    /// UID of its pod; `None` from runtimes that do not pass it.
+    pub pod_uid: Option<String>,
 }
 
 pub(super) fn key(args: &CniArgs) -> Result<Key, Failure> {
@@ -32,7 +36,11 @@ pub(super) fn key(args: &CniArgs) -> Result<Key, Failure> {
     Ok(Key { container_id: args.container_id.clone(), ifname: args.ifname.clone() })
 }
 
-pub(super) fn attachment(args: &CniArgs) -> Result<Attachment, Failure> {
+/// The attachment that these arguments are about.
+///
+/// # Errors
+/// A variable or argument is missing or invalid.
+pub fn attachment(args: &CniArgs) -> Result<Attachment, Failure> {
     let argument = |name: &str| {
         args.args.get(name).filter(|value| !value.is_empty()).cloned().ok_or_else(|| {
             Failure::new(Reason::InvalidEnvironment, format!("CNI_ARGS has no {name}")).details(

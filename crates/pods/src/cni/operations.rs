@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use fairlead_dataplane::pods;
+use fairlead_ipam::Key;
 use fairlead_wire::cni::cni_server::Cni;
 use fairlead_wire::cni::{AddResponse, CniArgs};
 use fairlead_wire::network::network_server::Network;
@@ -15,8 +17,6 @@ use super::check::Previous;
 use super::failure::{Failure, Reason, blocking};
 use super::metrics::{CniMetrics, Operation};
 use super::{CniHandle, Service};
-use fairlead_dataplane::pods;
-use fairlead_ipam::Key;
 
 impl Service {
     async fn add(&self, args: CniArgs) -> Result<AddResponse, Failure> {
@@ -134,20 +134,19 @@ impl Cni for CniHandle {
     async fn add(&self, request: Request<CniArgs>) -> Result<Response<AddResponse>, Status> {
         let (service, args) = (Arc::clone(&self.0), request.into_inner());
         let subject = Subject::from(&args);
-        serve(&self.0.deps.metrics.cni, Operation::Add, subject, async move { service.add(args).await }).await
+        serve(&self.0.deps.metrics, Operation::Add, subject, async move { service.add(args).await }).await
     }
 
     async fn del(&self, request: Request<CniArgs>) -> Result<Response<()>, Status> {
         let (service, args) = (Arc::clone(&self.0), request.into_inner());
         let subject = Subject::from(&args);
-        serve(&self.0.deps.metrics.cni, Operation::Del, subject, async move { service.del(args).await }).await
+        serve(&self.0.deps.metrics, Operation::Del, subject, async move { service.del(args).await }).await
     }
 
     async fn check(&self, request: Request<CniArgs>) -> Result<Response<()>, Status> {
         let (service, args) = (Arc::clone(&self.0), request.into_inner());
         let subject = Subject::from(&args);
-        serve(&self.0.deps.metrics.cni, Operation::Check, subject, async move { service.check(args).await })
-            .await
+        serve(&self.0.deps.metrics, Operation::Check, subject, async move { service.check(args).await }).await
     }
 }
 
@@ -156,14 +155,13 @@ impl Network for CniHandle {
     async fn gc(&self, request: Request<GcRequest>) -> Result<Response<GcResponse>, Status> {
         let (service, request) = (Arc::clone(&self.0), request.into_inner());
         let subject = Subject { network: Some(request.network.clone()), ..Subject::default() };
-        serve(&self.0.deps.metrics.cni, Operation::Gc, subject, async move { service.gc(request).await })
-            .await
+        serve(&self.0.deps.metrics, Operation::Gc, subject, async move { service.gc(request).await }).await
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<()>, Status> {
         let service = Arc::clone(&self.0);
         let work = async move { service.status().await };
-        serve(&self.0.deps.metrics.cni, Operation::Status, Subject::default(), work).await
+        serve(&self.0.deps.metrics, Operation::Status, Subject::default(), work).await
     }
 }
 

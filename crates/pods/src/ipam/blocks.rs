@@ -17,8 +17,8 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::Ipam;
+use super::metrics::IpamMetrics;
 use super::own_blocks::OwnBlocks;
-use crate::metrics::Metrics;
 
 /// How often the table and the empty blocks are checked when nothing changes.
 const SYNC_INTERVAL: Duration = Duration::from_secs(30);
@@ -33,7 +33,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct Keeper {
     pub(super) client: Client,
     pub(super) ipam: Arc<Ipam>,
-    pub(super) metrics: Arc<Metrics>,
+    pub(super) metrics: IpamMetrics,
     /// [`Routes::set`].
     pub(super) set_routes: fn(&Routes) -> netlink::Result<bool>,
 }
@@ -139,12 +139,12 @@ impl Keeper {
     async fn release(&self, name: &str) {
         match self.try_release(name).await {
             Ok(true) => {
-                self.metrics.ipam.block_released(true);
+                self.metrics.block_released(true);
                 tracing::info!(block = name, "released an empty block");
             }
             Ok(false) => {}
             Err(error) => {
-                self.metrics.ipam.block_released(false);
+                self.metrics.block_released(false);
                 tracing::warn!(
                     block = name,
                     error = format!("{error:#}"),
@@ -240,8 +240,11 @@ mod tests {
     use kube::core::Status;
     use tokio::task::JoinSet;
 
+    use prometheus_client::registry::Registry;
+    use testbed_api::server::client;
+
     use super::*;
-    use crate::ipam::tests::{assume, block, client, node};
+    use crate::ipam::tests::{assume, block, node};
 
     /// A server on which a block has no finalizer but ours and whose DELETE is answered with `code`.
     fn server(code: u16) -> Client {
@@ -257,7 +260,8 @@ mod tests {
     }
 
     fn keeper(client: Client, ipam: &Arc<Ipam>) -> Keeper {
-        Keeper { client, ipam: Arc::clone(ipam), metrics: Arc::default(), set_routes: |_| Ok(true) }
+        let metrics = IpamMetrics::register(&mut Registry::default());
+        Keeper { client, ipam: Arc::clone(ipam), metrics, set_routes: |_| Ok(true) }
     }
 
     #[tokio::test]

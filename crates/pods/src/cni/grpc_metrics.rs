@@ -10,7 +10,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use tonic::Code;
 
-use crate::metrics::LATENCY_BUCKETS;
+use crate::ipam::metrics::LATENCY_BUCKETS;
 
 /// A method of a gRPC service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -1,12 +1,12 @@
 use std::sync::Mutex;
 
+use fairlead_egress::problem::EgressReason;
 use fairlead_wire::cni::CniArgs;
 use futures::FutureExt;
 use serde_json::json;
 use testbed_api::server::client;
 
 use super::*;
-use crate::egress::EgressReason;
 use crate::egress::tests::bed::{self, Bed, GATEWAY, Objects, Pod as Sandbox, SERVICE, egress, service};
 
 const ANNOTATION: &str = "egress.coil.cybozu.com/internet";
@@ -47,12 +47,12 @@ fn context(name: &str, uid: &str, netns: &str, stdin: &str) -> AttachContext {
     AttachContext::new(args).unwrap()
 }
 
-async fn attach(stage: &EgressRequestStage, name: &str) -> Result<Request, Failure> {
+async fn attach(stage: &EgressRequestStage, name: &str) -> Result<EgressRequest, Failure> {
     attach_with(stage, name, "u1").await
 }
 
 /// Without a UID if it is empty.
-async fn attach_with(stage: &EgressRequestStage, name: &str, uid: &str) -> Result<Request, Failure> {
+async fn attach_with(stage: &EgressRequestStage, name: &str, uid: &str) -> Result<EgressRequest, Failure> {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
@@ -76,7 +76,7 @@ async fn a_pod_that_asks_for_an_unknown_egress_is_refused_before_anything_is_mad
 async fn a_pod_in_the_cache_needs_no_api_server_and_another_is_read_there() {
     let outage = (503, r#"{"kind":"Status","apiVersion":"v1","status":"Failure","code":503}"#.to_owned());
     let (_bed, stage, asked) = stage(&[pod("known", "note")], outage);
-    let nothing = Request { uid: Some("u1".to_owned()), ..Request::default() };
+    let nothing = EgressRequest { uid: Some("u1".to_owned()), ..EgressRequest::default() };
     assert_eq!(attach(&stage, "known").await, Ok(nothing.clone()));
     assert!(asked.lock().unwrap().is_empty());
     assert_eq!(attach(&stage, "new").await.unwrap_err().reason, Reason::ApiServerUnavailable);
@@ -89,7 +89,7 @@ async fn a_pod_in_the_cache_needs_no_api_server_and_another_is_read_there() {
 async fn a_pod_that_the_api_server_does_not_have_asks_for_nothing() {
     let missing = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}"#;
     let (_bed, stage, _) = stage(&[], (404, missing.to_owned()));
-    let nothing = Request { uid: Some("u1".to_owned()), ..Request::default() };
+    let nothing = EgressRequest { uid: Some("u1".to_owned()), ..EgressRequest::default() };
     assert_eq!(attach(&stage, "static").await, Ok(nothing));
 }
 
@@ -126,7 +126,7 @@ async fn behind_another_plugin_the_addresses_of_its_result_count() {
         "ips": [{ "address": "10.20.30.40/24", "interface": 1 }, { "address": "10.9.9.9/24", "interface": 0 }],
     } });
     let mut context = context("web", "u1", &pod.inside.path(), &stdin.to_string());
-    context.egress = Request { uid: Some("u1".to_owned()), annotations, ..Request::default() };
+    context.egress = EgressRequest { uid: Some("u1".to_owned()), annotations, ..EgressRequest::default() };
     // As the CNI server has it: the reconciler leaves the container alone meanwhile.
     let _guard = bed.locks.lock("c1").await;
     stage.attach(&mut context).await.unwrap();

@@ -17,7 +17,7 @@ use serde::{Deserialize, Deserializer};
 /// The part of `prevResult` that is compared.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub(super) struct Previous {
+pub struct Previous {
     #[serde(deserialize_with = "null_is_default")]
     interfaces: Vec<Interface>,
     #[serde(deserialize_with = "null_is_default")]
@@ -55,8 +55,11 @@ fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(fro
 }
 
 impl Previous {
-    /// Reads it from a network configuration; `None` if there is none.
-    pub(super) fn of_configuration(stdin: &[u8]) -> Result<Option<Self>, serde_json::Error> {
+    /// The one in a network configuration; `None` if there is none.
+    ///
+    /// # Errors
+    /// The configuration, or what of it is compared, does not parse.
+    pub fn of_configuration(stdin: &[u8]) -> Result<Option<Self>, serde_json::Error> {
         #[derive(Deserialize)]
         struct Configuration {
             #[serde(default, rename = "prevResult")]
@@ -68,8 +71,8 @@ impl Previous {
         Ok(serde_json::from_slice::<Configuration>(stdin)?.previous)
     }
 
-    /// The addresses of an interface of the container.
-    pub(super) fn addresses(&self, ifname: &str) -> Vec<IpAddr> {
+    /// Addresses of an interface of the container.
+    pub fn addresses(&self, ifname: &str) -> Vec<IpAddr> {
         let is_there = |at: usize| {
             let interface = self.interfaces.get(at);
             interface.is_some_and(|interface| interface.name == ifname && !interface.sandbox.is_empty())

@@ -2,7 +2,7 @@
 //!
 //! Every method locks the state, lets it decide, and applies the [`Effects`] after it has released the lock: it wakes pods
 //! that wait and notifies the task that makes BlockRequests ([`requests`]) or the one that keeps and releases blocks
-//! ([`blocks`]). [`own_blocks`] follows the watch of blocks. [`positions`] keeps where the search for free addresses goes on; [`leaks`] frees addresses of pods that are gone, [`inventory`] answers `fairlead ipam`.
+//! ([`blocks`]). [`own_blocks`] follows the watch of blocks. [`positions`] keeps where the search for free addresses goes on; [`leaks`] frees addresses of pods that are gone.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -28,16 +28,15 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{timeout, timeout_at};
 
 mod blocks;
-pub mod inventory;
 mod leaks;
 pub mod metrics;
 pub mod own_blocks;
 mod positions;
 pub mod requests;
 
+use self::metrics::IpamMetrics;
 use self::own_blocks::OwnBlocks;
 use crate::container_locks::ContainerLocks;
-use crate::metrics::Metrics;
 
 /// How long the API server may take to say whether a pool exists.
 const POOL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -57,7 +56,7 @@ pub struct Deps {
     /// The locks of the CNI operations.
     pub locks: Arc<ContainerLocks>,
     /// Counters.
-    pub metrics: Arc<Metrics>,
+    pub metrics: IpamMetrics,
     /// How long a block must have been empty before it is released.
     pub block_grace: Duration,
     /// File that keeps where the search for free addresses goes on.
@@ -79,7 +78,7 @@ pub fn start(ipam: &Arc<Ipam>, deps: Deps, supervisor: &mut Supervisor) {
     let keeper = blocks::Keeper {
         client,
         ipam: Arc::clone(ipam),
-        metrics: Arc::clone(&metrics),
+        metrics: metrics.clone(),
         set_routes: blocks::Routes::set,
     };
     subsystem.spawn("blocks", keeper.run(blocks, interruptions, pools.subscribe(), block_grace));

@@ -10,7 +10,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::metrics::LATENCY_BUCKETS;
+/// Upper bounds of the ADD and DEL latency buckets, in seconds: from a kernel round trip to more than the longest wait for a
+/// block.
+pub(crate) const LATENCY_BUCKETS: [f64; 15] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
 /// See [`Self::register`] for what each means.
 #[derive(Debug, Clone)]

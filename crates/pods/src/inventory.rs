@@ -15,6 +15,7 @@ use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_dataplane::uplink::has_ipv6;
 use fairlead_ipam::check::{self, Finding, KnownBlock, KnownPod, NodeView, PodLink, Reservation};
 use fairlead_ipam::{Allocated, Key};
+use fairlead_members::cached_block::CachedBlock;
 use fairlead_netlink::route::RouteSocket;
 use fairlead_wire::node::{
     Finding as WireFinding, HeldAddresses, IpamCheckResponse, IpamReleaseResponse, IpamShowResponse,
@@ -22,11 +23,10 @@ use fairlead_wire::node::{
 use ipnet::IpNet;
 use tonic::{Code, Status};
 
-use super::{Attachment, Ipam};
 use crate::cni::CniHandle;
 use crate::cni::records::{Record, Records};
 use crate::container_locks::ContainerLocks;
-use fairlead_members::cached_block::CachedBlock;
+use crate::ipam::{Attachment, Ipam};
 
 /// A finding counts only if it is still there after this pause: the parts are not read at one moment.
 const SECOND_READ: Duration = Duration::from_millis(750);

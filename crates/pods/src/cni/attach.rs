@@ -2,35 +2,35 @@
 //!
 //! ADD attaches in order, CHECK compares in order, and DEL detaches in reverse order. An ADD that fails detaches what its
 //! stages made, the failed one included, and reports its own error. One more part of an attachment (network policy,
-//! bandwidth) is one more [`Stage`] in a file of its own, and one line in [`super::start`].
+//! bandwidth) is one more [`Stage`] in a file of its own, and one line in [`super::start`]. Those of egress gateways are in a crate above.
 //!
 //! Detaching stops at the first stage that fails, for what comes before it still is in use: an address is not free while a
 //! link answers to it. Runtimes repeat a DEL that failed.
 
 pub(super) mod address;
 pub(super) mod chained;
-pub(super) mod egress;
 pub(super) mod link;
 pub(super) mod record;
 pub(super) mod result;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use fairlead_address::DualStackAddrs;
 use fairlead_cluster::events::{EventPublisher, PendingEvent, pod_reference};
 use fairlead_dataplane::pods::{Inspection, PodLinks};
+use fairlead_egress::EgressName;
 use fairlead_ipam::Key;
 use fairlead_wire::cni::CniArgs;
 
 use super::args::{self, Attachment};
 use super::check::Previous;
 use super::failure::Failure;
-use crate::egress::Request;
 
-/// One part of an attachment.
+/// A part of an attachment.
 #[tonic::async_trait]
-pub(super) trait Stage: Send + Sync {
+pub trait Stage: Send + Sync {
     /// Makes it, or makes it anew when a runtime repeats the ADD.
     async fn attach(&self, context: &mut AttachContext) -> Result<(), Failure>;
 
@@ -43,41 +43,75 @@ pub(super) trait Stage: Send + Sync {
     }
 }
 
-/// One ADD: the request, and what the stages have made so far.
+/// Request of a pod to egress gateways, as an ADD found it before it made anything.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct EgressRequest {
+    /// The pod's UID, if the runtime passes it.
+    pub uid: Option<String>,
+    /// Its egress annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// The Egresses that select it by its labels.
+    pub selected: BTreeSet<EgressName>,
+    /// The Egress of which the pod is a gateway, by its labels.
+    pub gateway_of: Option<String>,
+}
+
+/// An ADD: the request, and what the stages have made so far.
 #[derive(Debug)]
-pub(super) struct AttachContext {
-    pub(super) key: Key,
+pub struct AttachContext {
+    /// The interface of the container.
+    pub key: Key,
     /// As the plugin passed them on; each stage parses what it needs with [`super::args`].
-    pub(super) args: CniArgs,
+    pub args: CniArgs,
     /// The pool of the addresses.
-    pub(super) pool: String,
-    pub(super) addresses: DualStackAddrs,
-    pub(super) links: Option<PodLinks>,
+    pub pool: String,
+    /// Addresses of the pod.
+    pub addresses: DualStackAddrs,
+    /// Both ends of the pod's link, once it is made.
+    pub links: Option<PodLinks>,
     /// What the pod asks of egress gateways.
-    pub(super) egress: Request,
+    pub egress: EgressRequest,
     /// The CNI result, in JSON.
-    pub(super) result: Vec<u8>,
+    pub result: Vec<u8>,
 }
 
 impl AttachContext {
-    pub(super) fn new(args: CniArgs) -> Result<Self, Failure> {
+    /// The context of a request that no stage has seen.
+    ///
+    /// # Errors
+    /// It names no container or interface.
+    pub fn new(args: CniArgs) -> Result<Self, Failure> {
         let key = args::key(&args)?;
-        let (addresses, egress) = (DualStackAddrs::default(), Request::default());
+        let (addresses, egress) = (DualStackAddrs::default(), EgressRequest::default());
         Ok(Self { key, args, pool: String::new(), addresses, links: None, egress, result: Vec::new() })
     }
 }
 
-/// One CHECK: the request, what the kernel shows, and the differences found so far.
+/// A CHECK: the request, what the kernel shows, and the differences found so far.
 #[derive(Debug)]
-pub(super) struct CheckContext {
-    pub(super) key: Key,
-    pub(super) netns: PathBuf,
-    pub(super) previous: Option<Previous>,
-    pub(super) kernel: Inspection,
+pub struct CheckContext {
+    /// The interface of the container.
+    pub key: Key,
+    /// File of its network namespace.
+    pub netns: PathBuf,
+    /// Result of the ADD, if the configuration has it.
+    pub previous: Option<Previous>,
+    /// Both ends of the link as the kernel shows them.
+    pub kernel: Inspection,
     /// The addresses that are allocated to the container.
-    pub(super) allocated: Vec<IpAddr>,
+    pub allocated: Vec<IpAddr>,
     /// One sentence each.
-    pub(super) differences: Vec<String>,
+    pub differences: Vec<String>,
+}
+
+/// Stages that bring a pod its egress gateways.
+pub struct EgressStages {
+    /// The first stage, which finds what a pod asks for and refuses what it cannot have.
+    pub request: Box<dyn Stage>,
+    /// The stage after the one that made the pod's interface.
+    pub tunnels: Box<dyn Stage>,
 }
 
 /// The stages of an attachment in the order of ADD.
@@ -121,8 +155,13 @@ async fn detach<'a>(
     Ok(())
 }
 
-/// Users look for the reason at their pod.
-fn warn_at_pod(events: &EventPublisher, attachment: &Attachment, action: &'static str, failure: &Failure) {
+/// Warning at the pod of an attachment, where users look for the reason.
+pub fn warn_at_pod(
+    events: &EventPublisher,
+    attachment: &Attachment,
+    action: &'static str,
+    failure: &Failure,
+) {
     let Attachment { namespace, pod, pod_uid, .. } = attachment;
     events.warn(PendingEvent {
         regarding: pod_reference(namespace, pod, pod_uid.clone()),

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use fairlead_egress::EgressName;
-use fairlead_egress::annotation::InvalidAnnotation;
-use fairlead_egress::client::{self, Problems};
+use crate::EgressName;
+use crate::annotation::InvalidAnnotation;
+use crate::client::{self, Problems};
 
 /// One CamelCase word per cause, the same in CNI errors, Events, logs and metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -114,29 +114,34 @@ pub struct EgressProblem {
 }
 
 impl EgressProblem {
-    pub(crate) fn new(reason: EgressReason, message: impl fmt::Display) -> Self {
+    /// A problem of this kind, in these words.
+    pub fn new(reason: EgressReason, message: impl fmt::Display) -> Self {
         Self { reason, message: message.to_string() }
     }
 
-    pub(super) fn unknown(egress: &EgressName) -> Self {
+    /// The problem of a pod that asks for an Egress that is not there.
+    pub fn unknown(egress: &EgressName) -> Self {
         let message = format!("there is no Egress {egress}: create it, or correct the annotation of the pod");
         Self::new(EgressReason::Unknown, message)
     }
 
-    pub(super) fn not_allowed(egress: &EgressName, namespace: &str) -> Self {
+    /// The problem of a pod whose namespace an Egress does not allow.
+    pub fn not_allowed(egress: &EgressName, namespace: &str) -> Self {
         let message =
             format!("Egress {egress} does not allow pods of namespace {namespace} (spec.allowedNamespaces)");
         Self::new(EgressReason::NotAllowed, message)
     }
 
-    pub(super) fn service_missing(egress: &EgressName) -> Self {
+    /// The problem of an Egress without a Service.
+    pub fn service_missing(egress: &EgressName) -> Self {
         let message = format!(
             "Egress {egress} has no Service with an address yet: the controller of egress gateways makes it"
         );
         Self::new(EgressReason::ServiceMissing, message)
     }
 
-    pub(super) fn ranges_unknown(egress: &EgressName) -> Self {
+    /// The problem of an Egress without ranges of the cluster.
+    pub fn ranges_unknown(egress: &EgressName) -> Self {
         let message = format!(
             "Egress {egress} has no status.clusterRanges yet: the controller of egress gateways writes the ranges of the cluster there; see \
              whether it runs, and is as new as the node program"
@@ -144,11 +149,13 @@ impl EgressProblem {
         Self::new(EgressReason::RangesUnknown, message)
     }
 
-    pub(super) fn invalid_destination(egress: &EgressName, error: &str) -> Self {
+    /// The problem of an Egress with a destination that is no prefix.
+    pub fn invalid_destination(egress: &EgressName, error: &str) -> Self {
         Self::new(EgressReason::DestinationInvalid, format!("Egress {egress}: {error}"))
     }
 
-    pub(super) fn gateway(egress: &EgressName) -> Self {
+    /// The problem of a gateway that asks for gateways.
+    pub fn gateway(egress: &EgressName) -> Self {
         let message = format!(
             "the pod is a gateway of Egress {egress} by its labels, and a gateway cannot use egress gateways itself: \
              remove the annotation egress.coil.cybozu.com/… of its template"
@@ -156,13 +163,15 @@ impl EgressProblem {
         Self::new(EgressReason::GatewayIsClient, message)
     }
 
-    pub(super) fn disabled() -> Self {
+    /// The problem of a node that has no egress.
+    pub fn disabled() -> Self {
         let message = "the pod asks for egress gateways, and the node program of its node has --enable-egress=false: let the pod run on another \
                        node, or remove that flag";
         Self::new(EgressReason::Disabled, message)
     }
 
-    pub(super) fn host_network() -> Self {
+    /// The problem of a pod in its node's network.
+    pub fn host_network() -> Self {
         let message = "the pod uses its node's network (spec.hostNetwork), so it cannot use egress gateways: its packets have \
                        the node's address";
         Self::new(EgressReason::HostNetwork, message)

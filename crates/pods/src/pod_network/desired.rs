@@ -12,7 +12,7 @@ use ipnet::IpNet;
 ///
 /// Without a mesh nodes are on networks of this one, so `connected` counts as the cluster; with a mesh they are behind its
 /// device. `pod_networks` are those of other plugins in the mesh.
-pub(crate) fn masquerade(
+pub fn masquerade(
     pools: &[Arc<AddressPool>],
     mesh: Option<&WireKubeMesh>,
     pod_networks: &[IpNet],

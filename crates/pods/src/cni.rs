@@ -25,26 +25,27 @@ use fairlead_cluster::events::EventPublisher;
 use fairlead_cluster::pods::SlimPod;
 use fairlead_cluster::subsystem::Supervisor;
 use fairlead_ipam::Key;
+use fairlead_members::cached_block::CachedBlock;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
 use kube::api::PartialObjectMeta;
 
+pub use self::args::{Attachment, attachment};
 use self::attach::address::AddressStage;
 use self::attach::chained::ChainedStage;
-use self::attach::egress::{EgressRequestStage, EgressStage};
 use self::attach::link::LinkStage;
 use self::attach::record::RecordStage;
 use self::attach::result::ResultStage;
+pub use self::attach::{AttachContext, CheckContext, EgressRequest, EgressStages, Stage, warn_at_pod};
 use self::attach::{DetachOnly, Stages};
-pub(crate) use self::failure::blocking;
-pub use self::failure::{Failure, Reason};
+pub use self::check::Previous;
+pub use self::failure::{Failure, Reason, blocking};
+use self::metrics::CniMetrics;
 use self::mtu::PodMtu;
 use self::records::Records;
 use crate::container_locks::ContainerLocks;
-use crate::egress::Egress;
 use crate::ipam::Ipam;
-use crate::metrics::Metrics;
-use fairlead_members::cached_block::CachedBlock;
+use crate::ipam::metrics::IpamMetrics;
 
 /// What the CNI service asks of the mesh.
 pub trait MeshState: Send + Sync {
@@ -81,12 +82,12 @@ pub struct CniDeps {
     pub calico_names: bool,
     /// Files beside the socket.
     pub records: Records,
-    /// Egress gateways of pods.
-    pub(crate) egress: Egress,
     /// Publishes why a pod gets no address.
     pub events: EventPublisher,
-    /// Counters.
-    pub metrics: Arc<Metrics>,
+    /// Counters and times of operations.
+    pub metrics: CniMetrics,
+    /// Times of waiting for a block.
+    pub addresses: IpamMetrics,
 }
 
 /// The service that [`CniHandle`] leads to.
@@ -102,20 +103,13 @@ struct Service {
 pub struct CniHandle(Arc<Service>);
 
 /// Starts the service and the task that finishes pending DELs.
-pub fn start(deps: CniDeps, supervisor: &mut Supervisor) -> CniHandle {
-    let request = EgressRequestStage {
-        pods: Arc::clone(&deps.pods),
-        client: deps.client.clone(),
-        egress: deps.egress.clone(),
-        events: deps.events.clone(),
-    };
-    let egress = EgressStage { egress: deps.egress.clone(), events: deps.events.clone() };
+pub fn start(deps: CniDeps, egress: EgressStages, supervisor: &mut Supervisor) -> CniHandle {
     let address = AddressStage {
         ipam: Arc::clone(&deps.ipam),
         namespaces: Arc::clone(&deps.namespaces),
         client: deps.client.clone(),
         events: deps.events.clone(),
-        metrics: Arc::clone(&deps.metrics),
+        metrics: deps.addresses.clone(),
     };
     let record = RecordStage { records: deps.records.clone(), networks: deps.enable_ipam };
     let link = LinkStage {
@@ -125,21 +119,21 @@ pub fn start(deps: CniDeps, supervisor: &mut Supervisor) -> CniHandle {
     };
     let stages = Stages(match deps.enable_ipam {
         true => vec![
-            Box::new(request),
+            egress.request,
             Box::new(address),
             Box::new(record),
             Box::new(link),
-            Box::new(egress),
+            egress.tunnels,
             Box::new(ResultStage),
         ],
         // There usually is nothing to detach; what an earlier run with other settings made still goes.
         false => vec![
-            Box::new(request),
+            egress.request,
             Box::new(DetachOnly(Box::new(address))),
             Box::new(record),
             Box::new(DetachOnly(Box::new(link))),
             Box::new(ChainedStage),
-            Box::new(egress),
+            egress.tunnels,
         ],
     });
     let service = Arc::new(Service { deps, stages, collecting: tokio::sync::Mutex::default() });

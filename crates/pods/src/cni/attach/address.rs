@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use fairlead_address::DualStackAddrs;
 use fairlead_api::names::{ANNOTATION_POOL, DEFAULT_POOL};
+use fairlead_cluster::caches::Cache;
+use fairlead_cluster::events::EventPublisher;
 use fairlead_dataplane::uplink::has_ipv6;
 use fairlead_ipam::Key;
 use fairlead_ipam::check::Owner;
@@ -19,9 +21,7 @@ use super::{AttachContext, CheckContext, Stage, warn_at_pod};
 use crate::cni::args::{Attachment, attachment};
 use crate::cni::failure::{Failure, Reason};
 use crate::ipam::Ipam;
-use crate::metrics::Metrics;
-use fairlead_cluster::caches::Cache;
-use fairlead_cluster::events::EventPublisher;
+use crate::ipam::metrics::IpamMetrics;
 
 /// How long an ADD may wait for a block before the runtime is told to try again.
 const BLOCK_TIMEOUT: Duration = Duration::from_secs(20);
@@ -35,7 +35,7 @@ pub(in crate::cni) struct AddressStage {
     /// For namespaces that the cache does not have yet.
     pub(in crate::cni) client: Client,
     pub(in crate::cni) events: EventPublisher,
-    pub(in crate::cni) metrics: Arc<Metrics>,
+    pub(in crate::cni) metrics: IpamMetrics,
 }
 
 #[tonic::async_trait]
@@ -51,7 +51,7 @@ impl Stage for AddressStage {
         let pool = self.pool_of(&attachment.namespace).await?;
         let (start, deadline) = (std::time::Instant::now(), Instant::now() + BLOCK_TIMEOUT);
         let allocated = self.ipam.allocate(&pool, &context.key, deadline).await;
-        self.metrics.ipam.block_wait(start.elapsed());
+        self.metrics.block_wait(start.elapsed());
         let allocation = allocated.map_err(Failure::from).inspect_err(|failure| {
             warn_at_pod(&self.events, &attachment, "AllocateAddress", failure);
         })?;

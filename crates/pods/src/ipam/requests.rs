@@ -240,9 +240,9 @@ mod tests {
     use kube::runtime::reflector;
     use kube::runtime::watcher::Event;
     use serde_json::json;
+    use testbed_api::server::client;
 
     use super::*;
-    use crate::ipam::tests::client;
 
     fn node(uid: &str) -> serde_json::Value {
         json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n1", "uid": uid } })

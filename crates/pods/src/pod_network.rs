@@ -16,23 +16,22 @@ use fairlead_api::resources::{AddressPool, WireKubeMesh};
 use fairlead_cluster::caches::{Cache, Refusal};
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_dataplane::forwarding::ForwardRules;
+use fairlead_dataplane::kernel_watch::{KernelChanges, KernelWatch};
 use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::pods::{self, Attached, HostEnds, Repair};
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use fairlead_dataplane::{forwarding, masquerade, routes};
+use fairlead_members::cached_peer::CachedPeer;
 use fairlead_netlink::route::Change;
 use ipnet::IpNet;
 use tokio::time::{sleep, timeout};
 
+use self::metrics::{Object, PodNetworkMetrics};
 use crate::container_locks::{ContainerLocks, Guard};
 use crate::ipam::Ipam;
-use crate::metrics::Metrics;
-use fairlead_dataplane::kernel_watch::{KernelChanges, KernelWatch};
-use fairlead_members::cached_peer::CachedPeer;
-use metrics::Object;
 
-pub(crate) mod desired;
+pub mod desired;
 pub mod metrics;
 
 /// How often the kernel is compared without a change.
@@ -40,17 +39,22 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 /// Least pause between two comparisons: every ADD and DEL changes links, and needs none.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
 
-/// What the pods' network is kept by.
-pub(crate) struct PodNetwork {
-    pub(crate) ipam: Arc<Ipam>,
+/// Dependencies of what keeps the pods' network.
+pub struct PodNetwork {
+    /// Addresses of this node.
+    pub ipam: Arc<Ipam>,
     /// A container with a CNI operation under way is left to that operation.
-    pub(crate) locks: Arc<ContainerLocks>,
-    pub(crate) pools: Arc<Cache<AddressPool>>,
-    pub(crate) meshes: Arc<Cache<WireKubeMesh>>,
+    pub locks: Arc<ContainerLocks>,
+    /// All pools.
+    pub pools: Arc<Cache<AddressPool>>,
+    /// All meshes; there should be one.
+    pub meshes: Arc<Cache<WireKubeMesh>>,
     /// Tell the networks of pods of other plugins.
-    pub(crate) peers: Arc<Cache<CachedPeer>>,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) problems: PodNetworkProblems,
+    pub peers: Arc<Cache<CachedPeer>>,
+    /// Counter of corrections.
+    pub metrics: PodNetworkMetrics,
+    /// Problems, for the status.
+    pub problems: PodNetworkProblems,
 }
 
 /// What cannot be reconciled, as of the last comparison.
@@ -76,7 +80,7 @@ impl PodNetworkProblems {
 ///
 /// # Errors
 /// The kernel refuses.
-pub(crate) fn prepare(ids: RoutingIds) -> anyhow::Result<Vec<(Object, String)>> {
+pub fn prepare(ids: RoutingIds) -> anyhow::Result<Vec<(Object, String)>> {
     let mut changed = Vec::new();
     let files = uplink::enable_forwarding()?;
     changed.extend(files.iter().map(|file| (Object::Forwarding, format!("set {}", file.display()))));
@@ -87,7 +91,7 @@ pub(crate) fn prepare(ids: RoutingIds) -> anyhow::Result<Vec<(Object, String)>> 
 
 impl PodNetwork {
     /// Starts to reconcile.
-    pub(crate) fn start(self, kernel: &KernelWatch, subsystem: &mut Subsystem) {
+    pub fn start(self, kernel: &KernelWatch, subsystem: &mut Subsystem) {
         let ids = self.ipam.numbers();
         subsystem.spawn("pod network", self.run(kernel.subscribe(move |change| concerns(change, ids))));
     }
@@ -236,7 +240,7 @@ impl PodNetwork {
     fn corrected(&self, object: Object, operation: &str, pod: Option<&Repair>) {
         let (container, link) = (pod.map(|it| it.container_id.as_str()), pod.map(|it| it.host_name.as_str()));
         tracing::warn!(container, link, operation, "corrected the network of the pods");
-        self.metrics.pod_network.corrected(object);
+        self.metrics.corrected(object);
     }
 }
 
