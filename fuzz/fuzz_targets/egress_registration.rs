@@ -117,7 +117,7 @@ fn check(registry: &Registry, node: &str, before: &BTreeMap<IpAddr, Owner>) {
 
 /// What a node program may believe of source addresses.
 fn check_holds(answer: &RegisterResponse) {
-    if let Some(holds) = fairlead_node::egress::parse_holds(answer) {
+    if let Some(holds) = fairlead_egress_client::parse_holds(answer) {
         assert!(holds.len() <= answer.held.len() && holds.len() <= 256);
         assert!(holds.values().all(|left| !left.is_zero() && left.as_secs_f64() <= 5.0));
     }

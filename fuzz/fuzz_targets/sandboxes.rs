@@ -1,7 +1,7 @@
 //! Files of `<socket>.d/sandboxes`, by which a node program finds the pods of an earlier one.
 #![no_main]
 
-use fairlead_node::egress::parse_sandbox;
+use fairlead_egress_client::parse_sandbox;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

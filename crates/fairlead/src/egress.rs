@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use fairlead_address::DualStackAddrs;
 use fairlead_egress::problem::EgressProblem;
-use fairlead_node::egress::explain::GatewayPod;
+use fairlead_egress_client::explain::GatewayPod;
 use k8s_openapi::api::core::v1::Event;
 use serde::Serialize;
 

@@ -10,9 +10,8 @@
 //! Nothing is torn down on exit: the kernel keeps forwarding, and the next start adopts what is there. An API server
 //! that is away stops only what needs a new decision of the controller.
 //!
-//! Pods that use egress gateways are kept by [`egress`].
+//! Pods that use egress gateways are kept by [`fairlead_egress_client`].
 
-pub mod egress;
 pub mod lifecycle;
 pub mod mesh;
 pub mod metrics;
@@ -21,8 +20,8 @@ pub mod routes;
 mod state_file;
 pub mod status;
 
-pub use egress::EgressSwitches;
 pub use fairlead_dataplane::routing_ids;
+pub use fairlead_egress_client::EgressSwitches;
 pub use lifecycle::cleanup::Cleanup;
 pub use lifecycle::settings::{Access, Settings, WireGuardChoice};
 pub use lifecycle::standalone::Standalone;

@@ -7,9 +7,6 @@ use fairlead_cluster::process;
 use fairlead_cluster::requests::RequestMetrics;
 use prometheus_client::registry::Registry;
 
-use crate::egress::RegistrarMetrics;
-use crate::egress::announce::metrics::AnnounceMetrics;
-use crate::egress::metrics::EgressMetrics;
 use crate::mesh::metrics::MeshMetrics;
 use crate::routes::metrics::RouterMetrics;
 use fairlead_pods::cni::metrics::CniMetrics;
@@ -23,14 +20,10 @@ pub struct Metrics {
     pub requests: RequestMetrics,
     /// CNI operations.
     pub cni: CniMetrics,
-    /// Registrations at egress gateways.
-    pub(crate) egress_registrations: RegistrarMetrics,
     /// Kubernetes Events.
     pub events: EventMetrics,
     /// Egress gateways of pods.
-    pub egress: EgressMetrics,
-    /// Source addresses of egress gateways on this node.
-    pub(crate) egress_sources: AnnounceMetrics,
+    pub egress: fairlead_egress_client::Metrics,
     /// Addresses and blocks.
     pub ipam: IpamMetrics,
     /// The mesh.
@@ -50,9 +43,7 @@ impl Default for Metrics {
             requests: RequestMetrics::register(ours),
             events: EventMetrics::register(ours),
             cni: CniMetrics::register(&mut registry),
-            egress_registrations: RegistrarMetrics::register(&mut registry),
-            egress: EgressMetrics::register(&mut registry),
-            egress_sources: AnnounceMetrics::register(&mut registry),
+            egress: fairlead_egress_client::Metrics::register(&mut registry),
             ipam: IpamMetrics::register(&mut registry),
             mesh: MeshMetrics::register(&mut registry),
             pod_network: PodNetworkMetrics::register(&mut registry),
@@ -165,7 +156,6 @@ mod tests {
 
     fn exposed() -> Exposed {
         let metrics = filled();
-        metrics.egress_registrations.example();
         metrics.mesh.example();
         metrics.router.synced("n", 1);
         Exposed::parse(&metrics.text(Exposition::Text))

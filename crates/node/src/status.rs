@@ -21,8 +21,6 @@ use fairlead_wire::node::{
 use ipnet::IpNet;
 use tonic::{Request, Response, Status};
 
-use crate::egress::EgressProblems;
-use crate::egress::announce::{Shown, SourceAddresses};
 use crate::lifecycle::watches::Caches;
 use crate::mesh::external::ExternalReport;
 use crate::mesh::problem::MeshFailure;
@@ -31,6 +29,7 @@ use crate::mesh::relay::{RelayReport, RelayTransport};
 use crate::mesh::report::{PeerReport, Report};
 use crate::mesh::{MeshView, Snapshot};
 use crate::routes::RoutesHandle;
+use fairlead_egress_client::{EgressProblems, Shown, SourceAddresses};
 use fairlead_members::provenance::{DiscoveryStatus, ServiceStatus, SourceAge};
 use fairlead_pods::inventory::Inventory;
 use fairlead_pods::pod_network::PodNetworkProblems;

@@ -1,7 +1,7 @@
 //! Egress gateways: the way through one of ours beside a plain routed one that translates addresses, and the tunnels of ours beside the
 //! kernel's in a VM.
 //!
-//! What an ADD and a client cost is measured by tests of `fairlead-node` and `fairlead-egress-gateway`, which have what that takes:
+//! What an ADD and a client cost is measured by tests of `fairlead-egress-client` and `fairlead-egress-gateway`, which have what that takes:
 //! docs/benchmarks.md has their commands.
 
 mod ends;

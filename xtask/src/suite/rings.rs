@@ -46,6 +46,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "fairlead-wireguard",
             "fairlead-cluster",
             "fairlead-cni-plugin",
+            "fairlead-egress-client",
             "fairlead-members",
             "fairlead-node",
             "fairlead-pods",

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use fairlead_node::egress::explain::{Explanation, Known, Objects, PacketWay, ToGateways};
+use fairlead_egress_client::explain::{Explanation, Known, Objects, PacketWay, ToGateways};
 use serde::Serialize;
 use serde_json::json;
 

@@ -8,7 +8,7 @@ use fairlead_api::resources::{Egress, EgressSelector};
 use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
 use fairlead_egress::status::READY;
-use fairlead_node::egress::explain::{Known, Selection};
+use fairlead_egress_client::explain::{Known, Selection};
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;

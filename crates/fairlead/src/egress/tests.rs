@@ -1,7 +1,7 @@
 use clap::Parser as _;
 use fairlead_api::resources::Egress;
 use fairlead_cluster::pods::SlimPod;
-use fairlead_node::egress::explain::{Known, Objects, Selection};
+use fairlead_egress_client::explain::{Known, Objects, Selection};
 use k8s_openapi::api::core::v1::Event;
 use serde_json::{Value, json};
 

@@ -24,15 +24,13 @@ use super::settings::{Access, Settings};
 use super::standalone::Objects;
 use super::watches::Caches;
 use super::{api_server, handover, identity, server, shutdown};
-use crate::egress::announce::{self, AnnounceDeps, SourceAddresses};
-use crate::egress::registrar::endpoints;
-use crate::egress::{Egress, EgressDeps, EgressProblems, Inputs, Registrar, RegistrarDeps};
 use crate::mesh::problem::MeshFailure;
 use crate::mesh::{MeshDeps, MeshHandle, MeshView};
 use crate::metrics::Metrics;
 use crate::routes::{RoutesDeps, RoutesHandle};
-use crate::{egress, mesh, routes, status};
+use crate::{mesh, routes, status};
 use fairlead_dataplane::kernel_watch::KernelWatch;
+use fairlead_egress_client::{self as egress, Egress, EgressProblems, SourceAddresses};
 use fairlead_pods::cni::records::Records;
 use fairlead_pods::cni::{CniDeps, MeshState};
 use fairlead_pods::container_locks::ContainerLocks;
@@ -274,46 +272,29 @@ impl Node {
         supervisor: &mut Supervisor,
     ) -> Egress {
         let (settings, caches) = (&self.settings, &self.caches);
-        let subsystem = supervisor.subsystem("egress");
-        let egresses = Arc::new(egress::watch_egresses(&self.client, subsystem));
-        let slices = Arc::new(endpoints::watch(&self.client, subsystem));
-        let registrar = RegistrarDeps {
-            client: self.client.clone(),
-            node: settings.node.clone(),
-            egresses: Arc::clone(&egresses),
-            slices: Arc::clone(&slices),
-            metrics: self.metrics.egress_registrations.clone(),
-        };
-        let registrar = Registrar::start(registrar, subsystem);
         let meshes = Arc::clone(&caches.meshes);
         let mesh_devices = move || {
             let named =
                 meshes.store.state().iter().map(|mesh| mesh.spec.interface_name.clone()).collect::<Vec<_>>();
             [named, vec![WIREGUARD_INTERFACE.to_owned()]].concat()
         };
-        let sources = AnnounceDeps {
-            registrar: registrar.clone(),
-            egresses: Arc::clone(&egresses),
-            slices,
-            pods: Arc::clone(&caches.pods),
-            sources: self.sources.clone(),
+        let deps = egress::Deps {
+            client: self.client.clone(),
+            node: settings.node.clone(),
             ids: settings.numbers,
-            metrics: self.metrics.egress_sources.clone(),
-            mesh_devices: Box::new(mesh_devices),
-        };
-        announce::start(sources, subsystem);
-        let namespaces = Arc::clone(&caches.namespaces);
-        let deps = EgressDeps {
-            inputs: Inputs::start(subsystem, &self.client, egresses, namespaces, settings.egress),
-            gateways: Arc::new(registrar),
+            switches: settings.egress,
+            socket: settings.socket.clone(),
+            namespaces: Arc::clone(&caches.namespaces),
             pods: Arc::clone(&caches.pods),
             ipam: Arc::clone(&ipam.ipam),
             locks: Arc::clone(&ipam.locks),
+            mesh_devices: Box::new(mesh_devices),
             events: events.clone(),
             metrics: self.metrics.egress.clone(),
             problems: self.egress.clone(),
+            sources: self.sources.clone(),
         };
-        Egress::start(deps, &settings.socket, subsystem)
+        egress::start(deps, supervisor.subsystem("egress"))
     }
 
     /// Metrics and health.

@@ -9,7 +9,7 @@ use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_dataplane::wireguard::Preference;
 
 use super::standalone::Standalone;
-use crate::egress::EgressSwitches;
+use fairlead_egress_client::EgressSwitches;
 
 /// Which WireGuard to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -135,7 +135,7 @@ fn fou_tunnels_of_pods_that_coil_has_set_up_and_ours_understand_each_other() {
 
 #[test]
 fn the_node_program_takes_over_clients_that_coil_has_set_up() {
-    run("fairlead-node", Kind::Unit, "egress::tests::coil::", "FAIRLEAD_KERNEL_FOU", "");
+    run("fairlead-egress-client", Kind::Unit, "tests::coil::", "FAIRLEAD_KERNEL_FOU", "");
 }
 
 #[test]

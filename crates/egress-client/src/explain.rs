@@ -1,0 +1,472 @@
+//! Which way the packets of a pod take, as far as the API server's objects say it: for the command line. Pure.
+//!
+//! It is planned by the same functions as in the node program. What only that program knows is not here: which gateways have registered
+//! the pod and answer, whether gateways are Coil's, and the MTU of the pod.
+
+#[cfg(test)]
+mod tests;
+mod walk;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use fairlead_address::{DualStackAddrs, IpFamily, PrefixSet};
+use fairlead_api::names::ANNOTATION_EGRESS_PREFIX;
+use fairlead_api::resources::{AddressPool, Egress};
+use fairlead_cluster::nodes::SlimNode;
+use fairlead_cluster::pods::SlimPod;
+use fairlead_egress::EgressName;
+use fairlead_egress::annotation::chosen;
+use fairlead_egress::client::cluster_ranges;
+use fairlead_egress::problem::EgressProblem;
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use kube::api::{ObjectMeta, PartialObjectMeta};
+
+use super::egress_annotations;
+use super::objects::{CachedEgress, SlimService, ranges_of, subnets};
+use super::plan::{Asking, Cluster, Plan, plan, usable};
+use super::registrar::endpoints::{
+    CachedSlice, Endpoints, GatewayEndpoint, GatewayPlace, GatewayUid, Preferred, joined, limit,
+};
+use super::selection::Selectors;
+
+/// The MTU of a pod in bytes where it is not known: any that is large enough for a tunnel gives the same way.
+const ANY_MTU: u32 = 1500;
+
+/// What the API server says, as lists.
+#[derive(Debug, Clone, Default)]
+pub struct Objects {
+    /// Egresses; those that a pod names and that are not here count as unknown.
+    pub egresses: Vec<Egress>,
+    /// Services of Egresses.
+    pub services: Vec<SlimService>,
+    /// EndpointSlices of these; `None` if they may not be read.
+    pub slices: Option<Vec<EndpointSlice>>,
+    /// All Namespaces, where Egresses select pods by them; those that may not be read are left out.
+    pub namespaces: Vec<PartialObjectMeta<Namespace>>,
+    /// Which Egresses select pods, where `egresses` are not all; `None` is by `egresses` and `namespaces`.
+    pub selection: Option<Selection>,
+    /// All Nodes.
+    pub nodes: Vec<SlimNode>,
+    /// All pools.
+    pub pools: Vec<AddressPool>,
+    /// All ServiceCIDRs.
+    pub service_ranges: Vec<ServiceCIDR>,
+}
+
+/// Which Egresses pods ask for: by their annotations, and by the selectors of Egresses.
+#[derive(Debug, Clone, Default)]
+pub struct Selection {
+    selectors: Selectors,
+    namespaces: BTreeMap<String, ObjectMeta>,
+    /// What could not be read, so that more Egresses may select pods.
+    unread: Vec<&'static str>,
+}
+
+impl Selection {
+    /// By these objects.
+    pub fn of(egresses: &[Egress], namespaces: &[PartialObjectMeta<Namespace>]) -> Self {
+        let name =
+            |namespace: &PartialObjectMeta<Namespace>| namespace.metadata.name.clone().unwrap_or_default();
+        Self {
+            selectors: Selectors::of(egresses.iter().map(CachedEgress::from)),
+            namespaces: namespaces.iter().map(|it| (name(it), it.metadata.clone())).collect(),
+            unread: Vec::new(),
+        }
+    }
+
+    /// This could not be read, so that more Egresses than known may select a pod.
+    #[must_use]
+    pub fn without(mut self, what: &'static str) -> Self {
+        self.unread.push(what);
+        self
+    }
+
+    /// Whether Namespaces decide.
+    pub fn needs_namespaces(&self) -> bool {
+        self.selectors.need_namespaces()
+    }
+
+    /// The Egresses that select a pod; none select gateways and pods in their node's network.
+    fn selected(&self, pod: &SlimPod) -> BTreeSet<EgressName> {
+        if pod.gateway_of().is_some() || pod.uses_host_network() {
+            return BTreeSet::new();
+        }
+        let metadata = self.namespaces.get(pod.namespace());
+        self.selectors.select(pod.namespace(), metadata, pod.metadata.labels.as_ref())
+    }
+
+    /// Why it is not known whether another Egress selects a pod.
+    fn unknown(&self) -> Option<Why> {
+        let message = || {
+            format!(
+                "whether an Egress selects the pod (spec.selectors) is not known, as {} cannot be read: ask with the right to read that",
+                self.unread.join(" and ")
+            )
+        };
+        (!self.unread.is_empty()).then(|| Why::new("SelectionNotKnown", message()))
+    }
+
+    /// The Egresses that a pod asks for.
+    ///
+    /// # Errors
+    /// An annotation is invalid.
+    pub fn asked_by(&self, pod: &SlimPod) -> Result<BTreeSet<EgressName>, EgressProblem> {
+        let mut asked = chosen(&egress_annotations(pod.metadata.annotations.as_ref()))?;
+        asked.extend(self.selected(pod));
+        Ok(asked)
+    }
+
+    /// Whether a pod asks for any, also in vain.
+    fn is_asked_by(&self, pod: &SlimPod) -> bool {
+        self.asked_by(pod).map_or(true, |asked| !asked.is_empty())
+    }
+}
+
+/// What is known of egress in a cluster.
+#[derive(Debug)]
+pub struct Known {
+    cluster: Cluster,
+    /// All ranges of the cluster, also those in private networks: gateways forward nothing to them.
+    in_cluster: PrefixSet,
+    selection: Selection,
+    endpoints: Option<Endpoints>,
+    /// Pod and node of each gateway, where the slices name them.
+    places: BTreeMap<GatewayUid, (Option<String>, Option<String>)>,
+    /// The gateway pods that hold source addresses.
+    holders: BTreeMap<EgressName, BTreeSet<String>>,
+}
+
+/// A gateway of an Egress, as EndpointSlices show it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GatewayPod {
+    /// Name of its pod.
+    pub pod: Option<String>,
+    /// The Node that the pod runs on.
+    pub node: Option<String>,
+    /// Its addresses.
+    pub addresses: DualStackAddrs,
+    /// Whether it takes flows.
+    pub state: GatewayState,
+}
+
+/// Whether a gateway takes flows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum GatewayState {
+    /// It takes new ones.
+    Ready,
+    /// It is being deleted: it keeps its flows and gets no new ones.
+    Draining,
+    /// It does not pass its readiness probe: it keeps its flows, as it may only be starting again, and gets no new ones.
+    NotReady,
+    /// It forwards nothing any more.
+    Ended,
+}
+
+impl GatewayState {
+    fn of(endpoint: &GatewayEndpoint) -> Self {
+        match endpoint {
+            _ if !endpoint.is_alive() => Self::Ended,
+            _ if !endpoint.is_draining() => Self::Ready,
+            endpoint if endpoint.terminating => Self::Draining,
+            _ => Self::NotReady,
+        }
+    }
+
+    /// As one word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Draining => "draining",
+            Self::NotReady => "notReady",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+/// Which way a packet takes, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Explanation {
+    /// The pod's address that the packet has as its source.
+    pub source: Option<IpAddr>,
+    /// What decides, one sentence each, in order.
+    pub steps: Vec<String>,
+    /// The way.
+    pub way: PacketWay,
+    /// What is wrong with the egress of the pod, also where it does not concern this packet.
+    pub problems: Vec<EgressProblem>,
+}
+
+/// Where a packet goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PacketWay {
+    /// By `eth0`, with the pod's address, as without egress gateways.
+    Uplink,
+    /// To one of the gateways of an Egress.
+    Gateways(Box<ToGateways>),
+    /// By the network of the node, which is also the pod's.
+    HostNetwork,
+    /// It does not leave the pod.
+    Local,
+    /// The API server does not say it.
+    NotKnown(Why),
+    /// Nowhere.
+    Refused(Why),
+}
+
+/// Why a packet is refused, or its way is not known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Why {
+    /// One CamelCase word.
+    pub reason: &'static str,
+    /// What is wrong, with what, and what to do.
+    pub message: String,
+}
+
+/// A tunnel to the gateways of an Egress.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToGateways {
+    /// The Egress.
+    pub egress: EgressName,
+    /// Routing table of the route.
+    pub table: u32,
+    /// The destination of the Egress that has the address.
+    pub prefix: IpNet,
+    /// Name of the tunnel's link.
+    pub link: String,
+    /// Address of the Service.
+    pub cluster_ip: IpAddr,
+    /// UDP port of the Service.
+    pub port: u16,
+    /// All flows of the pod go to the same gateway (`sessionAffinity: ClientIP`).
+    pub by_client: bool,
+    /// Those that forward; `None` if it is not known which there are.
+    pub gateways: Option<Vec<GatewayPod>>,
+}
+
+impl From<&EgressProblem> for Why {
+    fn from(problem: &EgressProblem) -> Self {
+        Self { reason: problem.reason.as_str(), message: problem.message.clone() }
+    }
+}
+
+impl Why {
+    fn new(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into() }
+    }
+}
+
+impl Known {
+    /// From what was read.
+    pub fn of(objects: &Objects) -> Self {
+        let cidrs = objects.service_ranges.iter().filter_map(|range| range.spec.as_ref()?.cidrs.as_ref());
+        let services = cidrs.flatten().filter_map(|text| text.parse::<IpNet>().ok());
+        let pools = objects.pools.iter().flat_map(subnets);
+        let ranges: Vec<IpNet> =
+            pools.chain(services).chain(objects.nodes.iter().flat_map(ranges_of)).collect();
+        let egresses: Vec<CachedEgress> = objects.egresses.iter().map(CachedEgress::from).collect();
+        let mut cluster = Cluster::of(&egresses, &objects.services);
+        let in_cluster: PrefixSet = ranges.iter().collect();
+        for known in cluster.egresses.values_mut() {
+            // What the controller is about to write.
+            known.cluster_ranges.get_or_insert_with(|| cluster_ranges(&in_cluster));
+        }
+        let holders = egresses.iter().map(|egress| {
+            let pods = egress.source_addresses.values().flatten().cloned().collect();
+            (egress.name.clone(), pods)
+        });
+        let mut places = BTreeMap::new();
+        for endpoint in objects.slices.iter().flatten().flat_map(|slice| &slice.endpoints) {
+            let target = endpoint.target_ref.as_ref().filter(|target| target.kind.as_deref() == Some("Pod"));
+            let uid =
+                target.and_then(|target| target.uid.clone()).or_else(|| endpoint.addresses.first().cloned());
+            if let Some(uid) = uid {
+                let pod = target.and_then(|target| target.name.clone());
+                places.insert(uid, (pod, endpoint.node_name.clone()));
+            }
+        }
+        let slices = objects.slices.as_ref().map(|all| all.iter().map(CachedSlice::new).collect::<Vec<_>>());
+        Self {
+            cluster,
+            in_cluster,
+            selection: objects
+                .selection
+                .clone()
+                .unwrap_or_else(|| Selection::of(&objects.egresses, &objects.namespaces)),
+            endpoints: slices.map(|slices| joined(&slices)),
+            places,
+            holders: holders.collect(),
+        }
+    }
+
+    /// Which Egresses pods ask for.
+    pub fn selection(&self) -> &Selection {
+        &self.selection
+    }
+
+    /// The gateways of an Egress; `None` if EndpointSlices may not be read. Those that take new flows come first.
+    pub fn gateways(&self, egress: &EgressName) -> Option<Vec<GatewayPod>> {
+        let of_egress = self.endpoints.as_ref()?.get(egress).cloned().unwrap_or_default();
+        Some(self.gateway_pods(&of_egress))
+    }
+
+    /// Those that a node uses.
+    fn used_by(&self, node: Option<&str>, egress: &EgressName) -> Option<Vec<GatewayPod>> {
+        let mut of_egress = self.endpoints.as_ref()?.get(egress).cloned().unwrap_or_default();
+        let node = node.unwrap_or_default();
+        limit(&mut of_egress, node, &self.preferred(node, egress));
+        Some(self.gateway_pods(&of_egress))
+    }
+
+    fn preferred(&self, node: &str, egress: &EgressName) -> Preferred {
+        let place = |(uid, (pod, node)): (&GatewayUid, &(Option<String>, Option<String>))| {
+            Some(GatewayPlace { gateway: uid.clone(), pod: pod.clone()?, node: node.clone()? })
+        };
+        let places: Vec<GatewayPlace> = self.places.iter().filter_map(place).collect();
+        let holders = self.holders.get(egress).into_iter().flatten().map(String::as_str).collect();
+        Preferred::of(&places, node, &holders)
+    }
+
+    fn gateway_pods(&self, all: &BTreeMap<GatewayUid, GatewayEndpoint>) -> Vec<GatewayPod> {
+        let pod = |(uid, endpoint): (&GatewayUid, &GatewayEndpoint)| {
+            let (pod, node) = self.places.get(uid).cloned().unwrap_or_default();
+            let state = GatewayState::of(endpoint);
+            GatewayPod { pod, node, addresses: endpoint.addresses, state }
+        };
+        let mut pods: Vec<GatewayPod> = all.iter().map(pod).collect();
+        pods.sort_by(|a, b| (a.state, &a.pod, a.addresses).cmp(&(b.state, &b.pod, b.addresses)));
+        pods
+    }
+
+    /// Addresses of the Service of an Egress.
+    pub fn cluster_ips(&self, egress: &EgressName) -> Vec<IpAddr> {
+        let service = self.cluster.egresses.get(egress).and_then(|known| known.service.as_ref());
+        service.into_iter().flat_map(|service| service.cluster_ips.iter()).collect()
+    }
+
+    /// What is wrong with the egress of a pod, whatever it sends.
+    pub fn problems(&self, pod: &SlimPod) -> Vec<EgressProblem> {
+        if pod.has_ended() || !self.selection.is_asked_by(pod) {
+            return Vec::new();
+        }
+        if pod.uses_host_network() {
+            return vec![EgressProblem::host_network()];
+        }
+        if let Some(of) = pod.gateway_of() {
+            let egress = EgressName { namespace: pod.namespace().to_owned(), name: of.to_owned() };
+            return vec![EgressProblem::gateway(&egress)];
+        }
+        match self.plan(pod) {
+            Ok(plan) => plan.problems,
+            Err(problem) => vec![problem],
+        }
+    }
+
+    /// Without addresses there is nothing to route, so that only what concerns every pod of the namespace is found.
+    fn plan(&self, pod: &SlimPod) -> Result<Plan, EgressProblem> {
+        let chosen = self.selection.asked_by(pod)?;
+        let addresses: DualStackAddrs = pod.addresses().into_iter().collect();
+        if addresses.is_empty() {
+            let refused =
+                chosen.iter().find_map(|egress| usable(&self.cluster, pod.namespace(), egress).err());
+            return refused.map_or_else(|| Ok(Plan::nothing()), Err);
+        }
+        plan(
+            &self.cluster,
+            &Asking { namespace: pod.namespace().to_owned(), chosen, addresses, mtu: ANY_MTU },
+        )
+    }
+
+    /// Which way a packet of the pod to this address takes.
+    pub fn explain(&self, pod: &SlimPod, destination: IpAddr) -> Explanation {
+        let destination = destination.to_canonical();
+        let family = IpFamily::of(destination);
+        let source = pod.addresses().into_iter().find(|address| IpFamily::of(*address) == family);
+        let mut steps = Vec::new();
+        let way = self.without_plan(pod, destination, source, &mut steps).unwrap_or_else(|| {
+            steps.extend(self.by_selectors(pod));
+            match self.plan(pod) {
+                Ok(plan) => match self.walk(pod, &plan, destination, &mut steps) {
+                    PacketWay::Uplink => self.by_uplink(),
+                    way => way,
+                },
+                Err(problem) => {
+                    steps.push(
+                        "what the pod asks for cannot be set: a pod that starts is not started, a running one keeps what it has"
+                            .to_owned(),
+                    );
+                    PacketWay::NotKnown(Why::from(&problem))
+                }
+            }
+        });
+        Explanation { source, steps, way, problems: self.problems(pod) }
+    }
+
+    /// The way of a packet for which no known Egress of the pod has a destination.
+    fn by_uplink(&self) -> PacketWay {
+        self.selection.unknown().map_or(PacketWay::Uplink, PacketWay::NotKnown)
+    }
+
+    /// That selectors make the pod a client, which nothing of the pod shows.
+    fn by_selectors(&self, pod: &SlimPod) -> Option<String> {
+        let selected: Vec<String> = self.selection.selected(pod).iter().map(EgressName::to_string).collect();
+        (!selected.is_empty())
+            .then(|| format!("the pod is selected by spec.selectors of Egress {}", selected.join(", ")))
+    }
+
+    /// What is clear before it is asked which Egresses there are.
+    fn without_plan(
+        &self,
+        pod: &SlimPod,
+        destination: IpAddr,
+        source: Option<IpAddr>,
+        steps: &mut Vec<String>,
+    ) -> Option<PacketWay> {
+        if pod.uses_host_network() {
+            steps
+                .push("the pod uses its node's network (spec.hostNetwork): nothing is set for it".to_owned());
+            return Some(PacketWay::HostNetwork);
+        }
+        if pod.has_ended() {
+            let message =
+                "the pod has ended (Succeeded or Failed): it sends nothing, and no gateway takes its packets";
+            return Some(PacketWay::Refused(Why::new("PodHasEnded", message)));
+        }
+        if destination.is_loopback() || pod.addresses().contains(&destination) {
+            steps.push("the address is the pod's own: the kernel delivers the packet in the pod".to_owned());
+            return Some(PacketWay::Local);
+        }
+        if source.is_none() {
+            return Some(PacketWay::Refused(self.without_source(pod, destination)));
+        }
+        if pod.gateway_of().is_some() {
+            steps.push(
+                "the pod is a gateway by its labels, and a gateway uses no egress gateways itself".to_owned(),
+            );
+            return Some(PacketWay::Uplink);
+        }
+        if !self.selection.is_asked_by(pod) {
+            let known = if self.selection.unread.is_empty() { "" } else { " that could be read" };
+            let step = format!(
+                "the pod asks for no egress gateways: it has no annotation {ANNOTATION_EGRESS_PREFIX}…, and no Egress{known} selects it"
+            );
+            steps.push(step);
+            return Some(self.by_uplink());
+        }
+        None
+    }
+
+    /// Why the pod has no address of the destination's family.
+    fn without_source(&self, pod: &SlimPod, destination: IpAddr) -> Why {
+        if !pod.addresses().is_empty() {
+            let family = IpFamily::of(destination);
+            let message = format!("the pod has no {family} address, so it has no way to {destination}");
+            return Why::new("PodHasNoAddress", message);
+        }
+        let why = Why::new("PodHasNoAddress", "the pod has no address yet: see its Events");
+        self.problems(pod).first().map_or(why, Why::from)
+    }
+}

@@ -1,0 +1,315 @@
+//! What is known of each attachment: what it should have, what it has, and what is to be done next. Without I/O; time is an argument.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fairlead_cluster::pods::SlimPod;
+use fairlead_egress::EgressName;
+use fairlead_egress::problem::{EgressProblem, EgressReason};
+use fairlead_ipam::Key;
+use fairlead_limits::Backoff;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::super::intent::Intent;
+use super::super::plan::{Desired, Plan};
+use super::super::sandboxes::Sandbox;
+use super::Job;
+
+/// Pods that are worked on at a time.
+const MAX_JOBS: usize = 8;
+/// Pause before a container with a CNI operation is tried again.
+const BUSY_PAUSE: Duration = Duration::from_millis(100);
+/// Pauses after failures: the first, doubled up to the last.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
+
+/// What a namespace is to be brought to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// A client's.
+    Client(Desired),
+    /// A gateway's.
+    Gateway,
+    /// Without anything of egress.
+    Nothing,
+}
+
+impl Work {
+    /// Whether a table of nftables belongs to it, whose changes are to be noticed.
+    pub(super) fn has_nftables(&self) -> bool {
+        matches!(self, Self::Client(desired) if desired.answers_by_uplink())
+    }
+}
+
+/// One attachment.
+struct Pod {
+    sandbox: Arc<Sandbox>,
+    intent: Intent,
+    /// The last plan: what stays while another cannot be made.
+    plan: Option<Plan>,
+    wanted: Option<Work>,
+    applied: Option<Work>,
+    /// Is to be compared with the kernel.
+    is_suspect: bool,
+    is_running: bool,
+    not_before: Option<Instant>,
+    backoff: Backoff,
+    /// What the kernel refused.
+    refused: Option<String>,
+    /// Of which an Event was published.
+    told: Vec<EgressProblem>,
+    watch: Option<AbortHandle>,
+    /// It reports changes of nftables, too.
+    watches_nftables: bool,
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        if let Some(watch) = &self.watch {
+            watch.abort();
+        }
+    }
+}
+
+/// Something that is wrong with a pod.
+pub(super) enum Trouble<'a> {
+    /// What it asks for.
+    Asked(&'a EgressProblem),
+    /// What the kernel refused.
+    Refused(&'a str),
+}
+
+impl Trouble<'_> {
+    /// Whether it is of this kind.
+    pub(super) fn contains_reason(&self, reason: EgressReason) -> bool {
+        matches!(self, Self::Asked(problem) if problem.reason == reason)
+    }
+}
+
+impl fmt::Display for Trouble<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Asked(problem) => write!(f, "{}: {problem}", problem.reason.as_str()),
+            Self::Refused(error) => f.write_str(error),
+        }
+    }
+}
+
+impl Pod {
+    fn new(sandbox: Arc<Sandbox>, intent: Intent, is_of_this_program: bool) -> Self {
+        // What this program's ADD made has nothing of egress unless it is a client or a gateway.
+        let applied = (is_of_this_program && intent == Intent::Nothing).then_some(Work::Nothing);
+        Self {
+            sandbox,
+            intent,
+            plan: None,
+            wanted: None,
+            applied,
+            is_suspect: false,
+            is_running: false,
+            not_before: None,
+            backoff: BACKOFF,
+            refused: None,
+            told: Vec::new(),
+            watch: None,
+            watches_nftables: false,
+        }
+    }
+
+    fn problems(&self) -> impl Iterator<Item = &EgressProblem> {
+        let (single, several): (Option<&EgressProblem>, &[EgressProblem]) = match &self.intent {
+            Intent::Client(plan) => (None, &plan.problems),
+            Intent::Gateway(problem) => (problem.as_ref(), &[]),
+            Intent::Keep(problem) => (Some(problem), &[]),
+            Intent::Ended | Intent::Nothing | Intent::Unknown => (None, &[]),
+        };
+        single.into_iter().chain(several)
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        let has_work = self.wanted.is_some() && (self.is_suspect || self.wanted != self.applied);
+        has_work && !self.is_running && self.not_before.is_none_or(|at| at <= now)
+    }
+}
+
+/// All attachments.
+#[derive(Default)]
+pub(super) struct Pods {
+    all: BTreeMap<Key, Pod>,
+    /// Whether attachments of an earlier program have been seen.
+    is_adopted: bool,
+    /// Pods in the node's network of which an Event was published.
+    on_host: BTreeSet<(String, String)>,
+}
+
+impl Pods {
+    /// Takes over what is to be done with each attachment.
+    pub(super) fn set(&mut self, attachments: &BTreeMap<Key, Arc<Sandbox>>, intents: BTreeMap<Key, Intent>) {
+        self.all.retain(|key, pod| attachments.get(key).is_some_and(|now| now.is_same_place(&pod.sandbox)));
+        let is_of_this_program = std::mem::replace(&mut self.is_adopted, true);
+        for (key, intent) in intents {
+            let Some(sandbox) = attachments.get(&key) else { continue };
+            let new = || Pod::new(Arc::clone(sandbox), intent.clone(), is_of_this_program);
+            let pod = self.all.entry(key).or_insert_with(new);
+            pod.sandbox = Arc::clone(sandbox);
+            match &intent {
+                Intent::Client(plan) => pod.plan = Some(plan.clone()),
+                Intent::Nothing | Intent::Gateway(_) => pod.plan = None,
+                Intent::Ended | Intent::Keep(_) | Intent::Unknown => {}
+            }
+            pod.intent = intent;
+        }
+    }
+
+    /// What was to be done with an attachment so far.
+    pub(super) fn intent(&self, key: &Key) -> Option<&Intent> {
+        self.all.get(key).map(|pod| &pod.intent)
+    }
+
+    /// Whether the clients are not known yet.
+    pub(super) fn is_any_unknown(&self) -> bool {
+        self.all.values().any(|pod| pod.intent == Intent::Unknown)
+    }
+
+    /// The Egresses of each client that can be used.
+    pub(super) fn usable(&self) -> impl Iterator<Item = (&Key, &BTreeSet<EgressName>)> {
+        let clients =
+            self.all.iter().filter(|(_, pod)| matches!(pod.intent, Intent::Client(_) | Intent::Keep(_)));
+        clients.filter_map(|(key, pod)| Some((key, &pod.plan.as_ref()?.usable)))
+    }
+
+    /// The Egresses of an attachment that can be used.
+    pub(super) fn usable_by(&self, key: &Key) -> BTreeSet<EgressName> {
+        let pod = self.all.get(key).filter(|pod| matches!(pod.intent, Intent::Client(_) | Intent::Keep(_)));
+        pod.and_then(|pod| pod.plan.as_ref()).map(|plan| plan.usable.clone()).unwrap_or_default()
+    }
+
+    /// How many pods have tunnels or should have some.
+    pub(super) fn clients(&self) -> usize {
+        self.usable().count()
+    }
+
+    /// Computes what each namespace should have; `None` of a client leaves it as it is.
+    pub(super) fn set_wanted(&mut self, desired: impl Fn(&Sandbox, &Plan) -> Option<Desired>) {
+        for pod in self.all.values_mut() {
+            let of_client = |pod: &Pod| {
+                let plan = pod.plan.as_ref()?;
+                desired(&pod.sandbox, plan).map(Work::Client).or_else(|| pod.applied.clone())
+            };
+            pod.wanted = match &pod.intent {
+                Intent::Client(_) | Intent::Keep(_) => of_client(pod),
+                Intent::Gateway(_) => Some(Work::Gateway),
+                Intent::Nothing => Some(Work::Nothing),
+                Intent::Ended | Intent::Unknown => None,
+            };
+            let needs_nftables = pod.wanted.as_ref().is_some_and(Work::has_nftables);
+            let is_unneeded = pod.wanted.as_ref().is_none_or(|work| *work == Work::Nothing);
+            if (is_unneeded || needs_nftables && !pod.watches_nftables)
+                && let Some(watch) = pod.watch.take()
+            {
+                watch.abort();
+            }
+        }
+    }
+
+    /// A namespace has changed.
+    pub(super) fn compare(&mut self, key: &Key) {
+        if let Some(pod) = self.all.get_mut(key) {
+            pod.is_suspect = !matches!(pod.wanted, None | Some(Work::Nothing));
+        }
+    }
+
+    /// Any may have changed.
+    pub(super) fn compare_all(&mut self) {
+        for pod in self.all.values_mut() {
+            pod.is_suspect |= !matches!(pod.wanted, None | Some(Work::Nothing));
+        }
+    }
+
+    /// What is to be begun now.
+    pub(super) fn due(&mut self, now: Instant) -> Vec<Job> {
+        let running = self.all.values().filter(|pod| pod.is_running).count();
+        let due = self.all.iter_mut().filter(|(_, pod)| pod.is_due(now));
+        let job = |(key, pod): (&Key, &mut Pod)| {
+            let work = pod.wanted.clone()?;
+            (pod.is_running, pod.is_suspect, pod.not_before) = (true, false, None);
+            let wants_signal = pod.watch.is_none() && work != Work::Nothing;
+            let is_check = pod.applied.as_ref() == Some(&work);
+            Some(Job { key: key.clone(), sandbox: Arc::clone(&pod.sandbox), work, is_check, wants_signal })
+        };
+        due.take(MAX_JOBS.saturating_sub(running)).filter_map(job).collect()
+    }
+
+    /// When to look again, at the latest at `sweep`.
+    pub(super) fn next(&self, sweep: Instant) -> Instant {
+        let waiting =
+            self.all.values().filter(|pod| !pod.is_running && (pod.is_suspect || pod.wanted != pod.applied));
+        waiting.filter_map(|pod| pod.not_before).min().map_or(sweep, |at| at.min(sweep))
+    }
+
+    /// It was not done, and is tried again later. Returns whether the error is a new one.
+    pub(super) fn retry(&mut self, key: &Key, error: Option<&str>) -> bool {
+        let Some(pod) = self.all.get_mut(key) else { return false };
+        (pod.is_running, pod.is_suspect) = (false, true);
+        let now = Instant::now();
+        let Some(error) = error else {
+            pod.not_before = now.checked_add(BUSY_PAUSE);
+            return false;
+        };
+        pod.not_before = now.checked_add(pod.backoff.next_whole());
+        // What was set is not known any more.
+        pod.applied = None;
+        let is_new = pod.refused.as_deref() != Some(error);
+        pod.refused = Some(error.to_owned());
+        is_new
+    }
+
+    /// It was done. Returns whether that ends a problem.
+    pub(super) fn done(&mut self, key: &Key, work: Work, watch: Option<AbortHandle>) -> bool {
+        let Some(pod) = self.all.get_mut(key) else {
+            if let Some(watch) = watch {
+                watch.abort();
+            }
+            return false;
+        };
+        let has_nftables = work.has_nftables();
+        (pod.is_running, pod.backoff, pod.applied) = (false, BACKOFF, Some(work));
+        pod.watches_nftables = if watch.is_some() { has_nftables } else { pod.watches_nftables };
+        if let Some(watch) = watch
+            && let Some(earlier) = pod.watch.replace(watch)
+        {
+            earlier.abort();
+        }
+        pod.refused.take().is_some()
+    }
+
+    /// All problems.
+    pub(super) fn problems(&self) -> impl Iterator<Item = (&Key, Trouble<'_>)> {
+        self.all.iter().flat_map(|(key, pod)| {
+            let refused = pod.refused.as_deref().map(Trouble::Refused);
+            pod.problems().map(Trouble::Asked).chain(refused).map(move |trouble| (key, trouble))
+        })
+    }
+
+    /// Those of which no Event was published since they came.
+    pub(super) fn new_problems(&mut self) -> Vec<(Key, EgressProblem)> {
+        let mut new = Vec::new();
+        for (key, pod) in &mut self.all {
+            let now: Vec<EgressProblem> = pod.problems().cloned().collect();
+            let unsaid = now.iter().filter(|problem| !pod.told.contains(problem));
+            new.extend(unsaid.map(|problem| (key.clone(), problem.clone())));
+            pod.told = now;
+        }
+        new
+    }
+
+    /// Those pods in the node's network that were not there the last time.
+    pub(super) fn new_on_host(&mut self, pods: &[Arc<SlimPod>]) -> Vec<Arc<SlimPod>> {
+        let name = |pod: &SlimPod| (pod.namespace().to_owned(), pod.name().to_owned());
+        let new = pods.iter().filter(|pod| !self.on_host.contains(&name(pod))).cloned().collect();
+        self.on_host = pods.iter().map(|pod| name(pod)).collect();
+        new
+    }
+}

@@ -1,0 +1,398 @@
+//! Registers the clients of this node at the gateways of their Egresses, and says to which gateways their packets may go.
+//!
+//! * `endpoints`: the gateways, from EndpointSlices.
+//! * `session`, `health`, `registry`: pure; what to send to each gateway, which gateways answer, and what follows.
+//! * `link`, `gateway`, `token`, `probes`: connections, tokens and ICMP.
+//!
+//! A gateway is used for a client once it has confirmed it, as long as EndpointSlices show it and it answers echo requests, also when the
+//! stream to it ends: gateways keep the clients that they have.
+
+pub(crate) mod endpoints;
+mod gateway;
+mod health;
+mod link;
+pub(crate) mod metrics;
+mod probes;
+mod registry;
+mod session;
+#[cfg(test)]
+pub(crate) mod tests;
+mod token;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fairlead_address::DualStackAddrs;
+use fairlead_api::names::EGRESS_REGISTRATION_PORT;
+use fairlead_cluster::caches::Cache;
+use fairlead_cluster::subsystem::Subsystem;
+use fairlead_egress::EgressName;
+use fairlead_wire::egress as wire;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use self::endpoints::CachedSlice;
+use self::metrics::RegistrarMetrics;
+use self::registry::Registry;
+use self::token::RequestToken;
+use super::objects::CachedEgress;
+
+/// How long [`Registrar::registered`] waits, just less than its callers.
+const REGISTERED: Duration = Duration::from_millis(1900);
+/// How often clients from before the start are looked at, while there are any to be decided.
+const SETTLE_INTERVAL: Duration = Duration::from_millis(500);
+/// Shortest time between two updates of gauges.
+const GAUGES_INTERVAL: Duration = Duration::from_millis(200);
+/// Longest reason and message of a refusal that are kept: a gateway writes them.
+const MAX_REASON: usize = 64;
+const MAX_MESSAGE: usize = 512;
+
+/// See [`super::parse_holds`].
+pub(crate) fn parse_holds(said: &[wire::Hold]) -> Option<BTreeMap<IpAddr, Duration>> {
+    let now = Instant::now();
+    let holds = session::holds(said, now).ok()?.into_iter();
+    Some(holds.map(|(address, hold)| (address, hold.until.saturating_duration_since(now))).collect())
+}
+
+/// A pod of this node that uses egress gateways.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Client {
+    /// Of the pod.
+    pub(crate) uid: String,
+    /// Of the pod.
+    pub(crate) namespace: String,
+    /// Of the pod.
+    pub(crate) name: String,
+    /// What its packets to gateways have as their source.
+    pub(crate) addresses: DualStackAddrs,
+}
+
+/// A source address that a gateway on this node holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HeardHold {
+    /// Of the gateway.
+    pub(crate) egress: EgressName,
+    /// The gateway.
+    pub(crate) gateway: endpoints::GatewayUid,
+    /// The source address.
+    pub(crate) address: IpAddr,
+    /// Greater than that of each gateway that has held the address before.
+    pub(crate) term: u64,
+    /// When it ends, unless the gateway says it again.
+    pub(crate) until: Instant,
+    /// Whether the gateway takes packets of clients already.
+    pub(crate) is_ready: bool,
+}
+
+/// Where packets of a client to an Egress go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// To these gateways, at which the client is registered (may be empty: then nothing leaves; an unreachable route answers). Of both
+    /// families; at most [`fairlead_fou::MAX_GATEWAYS`] of each.
+    Gateways(Vec<fairlead_fou::Gateway>),
+    /// To the Service's address: the gateways are Coil's, which register clients themselves (they watch pods) and refuse connections to
+    /// [`EGRESS_REGISTRATION_PORT`].
+    Service,
+    /// Not known yet since the program started: gateways are being asked, or the API server does not answer. What the kernel has from
+    /// before stays. Only clients of [`Registrar::set_clients`] have this, for at most 10 s once EndpointSlices are known.
+    Unknown,
+}
+
+/// Why a gateway does not take a client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    /// One CamelCase word.
+    pub(crate) reason: String,
+    /// What an operator can do about it.
+    pub(crate) message: String,
+}
+
+impl Refusal {
+    /// What a gateway says, without what could confuse a log.
+    fn new(reason: &str, message: &str) -> Self {
+        let reason: String = reason.chars().filter(char::is_ascii_alphanumeric).take(MAX_REASON).collect();
+        let reason = if reason.is_empty() { "Refused".to_owned() } else { reason };
+        let message = message.chars().filter(|it| !it.is_control()).take(MAX_MESSAGE).collect();
+        Self { reason, message }
+    }
+}
+
+/// Why a client is registered at no gateway.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NotRegistered {
+    /// The program may not read EndpointSlices, or has not yet.
+    #[error(
+        "the EndpointSlices of the Egress are not known: the API server does not answer, or deploy/rbac/node.yaml is not applied"
+    )]
+    EndpointSlicesUnknown,
+    /// No gateway is ready.
+    #[error("no gateway of the Egress is ready: see its pods")]
+    NoGateway,
+    /// There are some, but none answers.
+    #[error(
+        "no gateway of the Egress answers: {0}; nodes must reach TCP port {EGRESS_REGISTRATION_PORT} of gateway pods"
+    )]
+    NoGatewayAnswers(String),
+    /// Gateways have confirmed it, and none of them forwards.
+    #[error("no gateway of the Egress holds one of its source addresses: see status.sourceAddresses")]
+    NoSourceAddressHeld,
+    /// It was never added, or removed meanwhile.
+    #[error("the pod is no client of the Egress any more")]
+    NotAClient,
+    /// All gateways that are ready refuse it.
+    #[error("the gateways refuse the pod: {}: {}", .0.reason, .0.message)]
+    Refused(Refusal),
+    /// There is no token to register with.
+    #[error("the API server gives no token to register with: {0}")]
+    TokenUnavailable(String),
+}
+
+impl NotRegistered {
+    /// One CamelCase word; of a refusal, the gateway's.
+    pub(crate) fn reason(&self) -> &str {
+        match self {
+            Self::EndpointSlicesUnknown => "EndpointSlicesUnknown",
+            Self::NoGateway => "NoGateway",
+            Self::NoGatewayAnswers(_) => "NoGatewayAnswers",
+            Self::NoSourceAddressHeld => "NoSourceAddressHeld",
+            Self::NotAClient => "NotAClient",
+            Self::Refused(refusal) => &refusal.reason,
+            Self::TokenUnavailable(_) => "TokenUnavailable",
+        }
+    }
+}
+
+/// What it needs.
+pub(crate) struct RegistrarDeps {
+    /// For tokens.
+    pub(crate) client: kube::Client,
+    /// Name of this node's Node object.
+    pub(crate) node: String,
+    /// Says which gateways hold source addresses.
+    pub(crate) egresses: Arc<Cache<CachedEgress>>,
+    /// The gateways of Egresses.
+    pub(crate) slices: Arc<Cache<CachedSlice>>,
+    /// What it counts.
+    pub(crate) metrics: RegistrarMetrics,
+}
+
+/// Handle; cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Registrar {
+    shared: Arc<Shared>,
+}
+
+/// What its tasks share.
+struct Shared {
+    registry: Mutex<Registry>,
+    changes: watch::Sender<u64>,
+    /// Changes whenever [`Registrar::local_holds`] may return something else.
+    holds: watch::Sender<()>,
+    /// There may be gateways without a task.
+    tasks: Notify,
+    /// There may be gateways to probe.
+    probes: Notify,
+    request_token: RequestToken,
+    port: u16,
+    metrics: RegistrarMetrics,
+}
+
+impl Registrar {
+    /// Starts the watch of EndpointSlices, the registrations and the probes as tasks of `subsystem`.
+    pub(crate) fn start(deps: RegistrarDeps, subsystem: &mut Subsystem) -> Self {
+        let RegistrarDeps { client, node, egresses, slices, metrics } = deps;
+        let request = token::request_with(client);
+        let registrar = Self::new(request, EGRESS_REGISTRATION_PORT, metrics);
+        let follow = follow(Arc::clone(&registrar.shared), egresses, slices, node);
+        subsystem.spawn("endpoints of Egresses", follow);
+        registrar.spawn(subsystem);
+        registrar
+    }
+
+    fn new(request_token: RequestToken, port: u16, metrics: RegistrarMetrics) -> Self {
+        let shared = Shared {
+            registry: Mutex::default(),
+            changes: watch::Sender::new(0),
+            holds: watch::Sender::new(()),
+            tasks: Notify::new(),
+            probes: Notify::new(),
+            request_token,
+            port,
+            metrics,
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    fn spawn(&self, subsystem: &mut Subsystem) {
+        subsystem.spawn("egress registrations", run(Arc::clone(&self.shared)));
+        subsystem.spawn("egress probes", probes::run(Arc::clone(&self.shared)));
+        subsystem.spawn("egress gauges", gauges(Arc::clone(&self.shared)));
+    }
+
+    /// Gateways of these Egresses may have clients from before the start, also if there are none now: they are told all there are. Called
+    /// before anything else, it holds back what is sent until [`Self::set_clients`] says which clients there are.
+    pub(crate) fn expect_clients(&self, egresses: BTreeSet<EgressName>) {
+        self.shared.registry().expect_clients(egresses);
+        self.shared.tasks.notify_one();
+    }
+
+    /// All clients of each Egress on this node (desired state; called again on each change; no work if nothing differs). Clients that
+    /// [`Self::add_client`] has added stay until they have been in here, or [`Self::remove_client`] removes them.
+    pub(crate) fn set_clients(&self, clients: BTreeMap<EgressName, Vec<Client>>) {
+        let changed = self.shared.registry().set_clients(clients, Instant::now());
+        self.shared.clients_changed(changed);
+    }
+
+    /// Adds one client before the next `set_clients` would (CNI ADD).
+    pub(crate) fn add_client(&self, egress: &EgressName, client: Client) {
+        let changed = self.shared.registry().add_client(egress, client);
+        self.shared.clients_changed(changed);
+    }
+
+    /// Removes it again (CNI DEL, failed ADD, finished pod).
+    pub(crate) fn remove_client(&self, egress: &EgressName, uid: &str) {
+        let changed = self.shared.registry().remove_client(egress, uid);
+        self.shared.clients_changed(changed);
+    }
+
+    /// Resolves as soon as one ready gateway has registered the client (or the Egress's gateways are Coil's).
+    ///
+    /// # Errors
+    /// All ready gateways refuse it: at once. Else after 1.9 s, so that callers with a timeout of 2 s get the reason.
+    pub(crate) async fn registered(&self, egress: &EgressName, uid: &str) -> Result<(), NotRegistered> {
+        let mut changes = self.changes();
+        let known = async {
+            loop {
+                changes.mark_unchanged();
+                if let Some(known) = self.shared.registry().registration(egress, uid) {
+                    return known;
+                }
+                if changes.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        match timeout(REGISTERED, known).await {
+            Ok(known) => known,
+            Err(_) => Err(self.shared.registry().not_registered(egress, uid)),
+        }
+    }
+
+    /// Where its packets go now.
+    pub(crate) fn way(&self, egress: &EgressName, uid: &str) -> Way {
+        self.shared.registry().way(egress, uid)
+    }
+
+    /// Addresses of all gateways of an Egress that have not ended.
+    pub(crate) fn addresses(&self, egress: &EgressName) -> BTreeSet<IpAddr> {
+        self.shared.registry().addresses(egress)
+    }
+
+    /// Keeps a connection to these gateways on this node, also without clients, to hear which source addresses they hold.
+    pub(crate) fn set_local_gateways(&self, local: BTreeSet<(EgressName, endpoints::GatewayUid)>) {
+        if self.shared.registry().set_local(local) {
+            self.shared.tasks.notify_one();
+            self.shared.holds.send_replace(());
+        }
+    }
+
+    /// What these hold. A hold that another gateway has with a greater term is left out, 0.6 s after that was heard.
+    pub(crate) fn local_holds(&self, now: Instant) -> Vec<HeardHold> {
+        self.shared.registry().local_holds(now)
+    }
+
+    /// Those of the gateways on this node that have answered since this program started, so that [`Self::local_holds`] has what they hold.
+    pub(crate) fn heard_local_gateways(&self) -> BTreeSet<(EgressName, endpoints::GatewayUid)> {
+        self.shared.registry().heard_local()
+    }
+
+    /// Changes whenever [`Self::local_holds`] may return something else, apart from holds that end by time.
+    pub(crate) fn hold_changes(&self) -> watch::Receiver<()> {
+        self.shared.holds.subscribe()
+    }
+
+    /// A counter that changes whenever `way` may return something else for some client.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.shared.changes.subscribe()
+    }
+}
+
+impl Shared {
+    /// Held for moments only. Each change of it is complete before anything could panic.
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn changed(&self, changed: bool) {
+        if changed {
+            self.changes.send_modify(|count| *count = count.wrapping_add(1));
+        }
+    }
+
+    fn clients_changed(&self, changed: bool) {
+        if changed {
+            self.tasks.notify_one();
+            self.probes.notify_one();
+            self.changed(true);
+        }
+    }
+}
+
+/// Takes what EndpointSlices show, and which gateways hold source addresses.
+async fn follow(
+    shared: Arc<Shared>,
+    egresses: Arc<Cache<CachedEgress>>,
+    slices: Arc<Cache<CachedSlice>>,
+    node: String,
+) {
+    let (mut shown, mut held) = (slices.subscribe(), egresses.subscribe());
+    loop {
+        if slices.is_ready() {
+            let egresses = egresses.store.state();
+            let holders = |of: &EgressName| {
+                let egress = egresses.iter().find(|egress| egress.name == *of);
+                let held = egress.into_iter().flat_map(|egress| egress.source_addresses.values());
+                held.flatten().cloned().collect()
+            };
+            let gateways = endpoints::gateways(&slices.store.state(), &node, holders);
+            let changed = shared.registry().set_endpoints(gateways, Instant::now());
+            shared.clients_changed(changed);
+        }
+        tokio::select! {
+            Ok(()) = shown.changed() => {}
+            Ok(()) = held.changed() => {}
+            else => std::future::pending().await,
+        }
+    }
+}
+
+/// Has a task for each gateway with clients of this node.
+async fn run(shared: Arc<Shared>) -> Result<(), tokio::task::JoinError> {
+    let mut tasks = JoinSet::new();
+    loop {
+        for id in shared.registry().start_tasks() {
+            tasks.spawn(gateway::run(Arc::clone(&shared), id));
+        }
+        let changed = shared.registry().settle(Instant::now());
+        shared.changed(changed);
+        tokio::select! {
+            () = shared.tasks.notified() => {}
+            Some(ended) = tasks.join_next(), if !tasks.is_empty() => ended?,
+            () = sleep(SETTLE_INTERVAL), if shared.registry().has_unsettled() => {}
+        }
+    }
+}
+
+async fn gauges(shared: Arc<Shared>) {
+    let mut changes = shared.changes.subscribe();
+    loop {
+        shared.metrics.gateways(shared.registry().gateways_in_use());
+        if changes.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        sleep(GAUGES_INTERVAL).await;
+    }
+}
