@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use fairlead_cluster::subsystem::{Readiness, Supervisor};
 use fairlead_discovery::server::{CertificateFiles, EtcdSettings, Observer, Server, Settings};
-use fairlead_node::mesh::discovery::admission;
+use fairlead_mesh::discovery::admission;
 
 use crate::arguments::{DiscoveryArguments, DiscoveryIdArguments};
 use crate::endpoints::{serve_health, serve_metrics};

@@ -5,7 +5,7 @@
 //! (watches of `fairlead-cluster`), from the kernel (pods of before a restart) and over a UNIX socket from the CNI plugin and
 //! the command line ([`fairlead_pods::cni`], [`status`]). It goes to the kernel and to this node's own objects, nothing else's.
 //!
-//! Where nodes share a network and want no mesh, [`routes`] keeps plain routes to the others' blocks instead of [`mesh`].
+//! Where nodes share a network and want no mesh, [`routes`] keeps plain routes to the others' blocks instead of [`fairlead_mesh`].
 //!
 //! Nothing is torn down on exit: the kernel keeps forwarding, and the next start adopts what is there. An API server
 //! that is away stops only what needs a new decision of the controller.
@@ -13,11 +13,9 @@
 //! Pods that use egress gateways are kept by [`fairlead_egress_client`].
 
 pub mod lifecycle;
-pub mod mesh;
 pub mod metrics;
 mod program;
 pub mod routes;
-mod state_file;
 pub mod status;
 
 pub use fairlead_dataplane::routing_ids;

@@ -5,7 +5,6 @@ mod adopt;
 pub(crate) mod api_server;
 pub mod cleanup;
 pub(crate) mod handover;
-pub mod identity;
 pub(crate) mod instance_lock;
 mod node;
 mod server;

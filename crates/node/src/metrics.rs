@@ -5,13 +5,13 @@ use fairlead_cluster::events::EventMetrics;
 use fairlead_cluster::metrics::{self, Exposition};
 use fairlead_cluster::process;
 use fairlead_cluster::requests::RequestMetrics;
-use prometheus_client::registry::Registry;
-
-use crate::mesh::metrics::MeshMetrics;
-use crate::routes::metrics::RouterMetrics;
+use fairlead_mesh::metrics::MeshMetrics;
 use fairlead_pods::cni::metrics::CniMetrics;
 use fairlead_pods::ipam::metrics::IpamMetrics;
 use fairlead_pods::pod_network::metrics::PodNetworkMetrics;
+use prometheus_client::registry::Registry;
+
+use crate::routes::metrics::RouterMetrics;
 
 /// All metrics of the program.
 pub struct Metrics {
@@ -68,12 +68,15 @@ mod tests {
 
     use fairlead_cluster::requests::Kind;
     use fairlead_ipam::BlockUsage;
+    use fairlead_members::provenance::{DiscoveryStatus, ServiceStatus};
+    use fairlead_path::NatType;
     use fairlead_pods::cni::Reason;
     use fairlead_pods::cni::metrics::Operation;
     use fairlead_pods::pod_network::metrics::Object;
     use testbed_metrics::{Exposed, Program, reference};
 
     use super::*;
+    use crate::status::tests::{peer, report};
 
     fn filled() -> Metrics {
         let metrics = Metrics::default();
@@ -156,7 +159,18 @@ mod tests {
 
     fn exposed() -> Exposed {
         let metrics = filled();
-        metrics.mesh.example();
+        metrics.mesh.update("n", &report(NatType::Cone, vec![peer()]), true);
+        metrics.mesh.failed();
+        let service = ServiceStatus {
+            server: "https://a:443".to_owned(),
+            is_connected: true,
+            is_published: true,
+            members: 1,
+            error: String::new(),
+        };
+        metrics
+            .mesh
+            .update_discovery(&DiscoveryStatus { services: vec![service], ..DiscoveryStatus::default() });
         metrics.router.synced("n", 1);
         Exposed::parse(&metrics.text(Exposition::Text))
     }

@@ -21,6 +21,9 @@ use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::subsystem::Supervisor;
 use fairlead_dataplane::routes::{self, Refused};
 use fairlead_dataplane::uplink::{HostNetwork, Ignored};
+use fairlead_members::cached_block::CachedBlock;
+use fairlead_members::kubernetes::Kubernetes;
+use fairlead_members::{self as members, MemberSource, nodes};
 use fairlead_netlink::route::{Route, TABLE_MAIN};
 use fairlead_topology::{BlockRoute, Member, OwnAddress, Plan, Policy, Problem, SourceNodes, plan};
 use ipnet::IpNet;
@@ -30,9 +33,6 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use self::metrics::RouterMetrics;
-use fairlead_members::cached_block::CachedBlock;
-use fairlead_members::kubernetes::Kubernetes;
-use fairlead_members::{self as members, MemberSource, nodes};
 
 /// How often the kernel is compared without a change: links come and go, and take routes with them.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);

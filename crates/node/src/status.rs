@@ -9,7 +9,17 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use fairlead_dataplane::wireguard::PortAccess;
+use fairlead_egress_client::{EgressProblems, Shown, SourceAddresses};
+use fairlead_members::provenance::{DiscoveryStatus, ServiceStatus, SourceAge};
+use fairlead_mesh::external::ExternalReport;
+use fairlead_mesh::problem::MeshFailure;
+use fairlead_mesh::publish::{backend_name, nat_name};
+use fairlead_mesh::relay::{RelayReport, RelayTransport};
+use fairlead_mesh::report::{PeerReport, Report};
+use fairlead_mesh::{MeshView, Snapshot};
 use fairlead_path::State;
+use fairlead_pods::inventory::Inventory;
+use fairlead_pods::pod_network::PodNetworkProblems;
 use fairlead_port_mapping::{Failure, Mapping};
 use fairlead_wire::node::node_server::Node;
 use fairlead_wire::node::{
@@ -22,17 +32,7 @@ use ipnet::IpNet;
 use tonic::{Request, Response, Status};
 
 use crate::lifecycle::watches::Caches;
-use crate::mesh::external::ExternalReport;
-use crate::mesh::problem::MeshFailure;
-use crate::mesh::publish::{backend_name, nat_name};
-use crate::mesh::relay::{RelayReport, RelayTransport};
-use crate::mesh::report::{PeerReport, Report};
-use crate::mesh::{MeshView, Snapshot};
 use crate::routes::RoutesHandle;
-use fairlead_egress_client::{EgressProblems, Shown, SourceAddresses};
-use fairlead_members::provenance::{DiscoveryStatus, ServiceStatus, SourceAge};
-use fairlead_pods::inventory::Inventory;
-use fairlead_pods::pod_network::PodNetworkProblems;
 
 /// Serves the node's status.
 pub struct Service {
@@ -291,3 +291,6 @@ fn describe_peer(peer: &PeerReport, now: SystemTime) -> Peer {
         reason: if peer.path.state == State::Up { String::new() } else { peer.path.message.clone() },
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

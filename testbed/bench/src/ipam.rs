@@ -14,7 +14,9 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use cluster::Cluster;
 use fairlead_demo::World;
+use memory::Memory;
 use testbed_lab::Progress;
 use tokio::runtime::Runtime;
 
@@ -23,8 +25,6 @@ use crate::cpu;
 use crate::report::Measurement;
 use crate::statistics::percentile;
 use crate::{Effort, Options, progress};
-use cluster::Cluster;
-use memory::Memory;
 
 pub(crate) const CASE: &str = "ipam";
 const OURS: &str = "fairlead";

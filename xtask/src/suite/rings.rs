@@ -48,6 +48,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "fairlead-cni-plugin",
             "fairlead-egress-client",
             "fairlead-members",
+            "fairlead-mesh",
             "fairlead-node",
             "fairlead-pods",
             "fairlead-controller",

@@ -9,7 +9,7 @@ use fairlead_dataplane::cleanup;
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_wire::spool;
 
-use crate::mesh::discovery;
+use fairlead_mesh::discovery;
 
 /// What is to be removed.
 #[derive(Debug, Clone)]

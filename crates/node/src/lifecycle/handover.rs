@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use fairlead_mesh::reconciler::DeviceSlot;
+
 use super::instance_lock::InstanceLock;
-use crate::mesh::reconciler::DeviceSlot;
 
 /// How long the successor may take to have tunnels of its own: less than the grace kubelet gives a pod.
 const TIMEOUT: Duration = Duration::from_secs(20);

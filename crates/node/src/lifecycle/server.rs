@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use fairlead_cluster::subsystem::Subsystem;
+use fairlead_pods::cni::CniHandle;
 use fairlead_wire::cni::cni_server::CniServer;
 use fairlead_wire::network::network_server::NetworkServer;
 use fairlead_wire::node::node_server::NodeServer;
@@ -12,7 +13,6 @@ use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 
 use crate::status;
-use fairlead_pods::cni::CniHandle;
 
 /// Serves the CNI operations and the status until the subsystem is stopped; calls in progress are finished.
 ///

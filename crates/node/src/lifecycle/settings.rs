@@ -7,9 +7,9 @@ use std::time::Duration;
 use fairlead_cluster::http::MetricsAddress;
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_dataplane::wireguard::Preference;
+use fairlead_egress_client::EgressSwitches;
 
 use super::standalone::Standalone;
-use fairlead_egress_client::EgressSwitches;
 
 /// Which WireGuard to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

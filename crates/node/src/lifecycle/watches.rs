@@ -10,6 +10,12 @@ use fairlead_cluster::caches::{self, Cache, Refusal};
 use fairlead_cluster::lean;
 use fairlead_cluster::pods::{self as cluster_pods, SlimPod};
 use fairlead_cluster::subsystem::{Readiness, Subsystem};
+use fairlead_members::cached_block::CachedBlock;
+use fairlead_members::cached_peer::CachedPeer;
+use fairlead_members::external_peers::CachedExternalPeer;
+use fairlead_members::kubernetes::Deletions;
+use fairlead_members::preshared_keys::PresharedKeys;
+use fairlead_pods::ipam::own_blocks::OwnBlocks;
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{Namespace, Node, Secret};
 use k8s_openapi::api::networking::v1::ServiceCIDR;
@@ -19,12 +25,6 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
 use super::settings::Settings;
-use fairlead_members::cached_block::CachedBlock;
-use fairlead_members::cached_peer::CachedPeer;
-use fairlead_members::external_peers::CachedExternalPeer;
-use fairlead_members::kubernetes::Deletions;
-use fairlead_members::preshared_keys::PresharedKeys;
-use fairlead_pods::ipam::own_blocks::OwnBlocks;
 
 /// How long the start waits for the API server before it serves what does not need it (DEL, status).
 const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(5);

@@ -6,8 +6,8 @@ use fairlead_cluster::naming::some_of;
 use fairlead_wire::node::{RotateKeyRequest, RotateKeyResponse, StatusResponse};
 use tonic::Status;
 
-use crate::mesh::MeshView;
-use crate::mesh::keys::Keys;
+use fairlead_mesh::MeshView;
+use fairlead_mesh::keys::Keys;
 
 /// Most names in a sentence.
 const MAX_NAMES: usize = 5;

@@ -2,12 +2,12 @@
 
 use std::net::SocketAddr;
 
+use fairlead_mesh::publish::{backend_name, nat_name};
+use fairlead_mesh::report::{PeerReport, Report};
 use fairlead_path::{NatType, Seen, State, StunAnswer, classify};
 use fairlead_wire::node::{AddressFamily, NetcheckResponse, StunMapping};
 
 use super::{describe_port_mappings, describe_relay};
-use crate::mesh::publish::{backend_name, nat_name};
-use crate::mesh::report::{PeerReport, Report};
 
 /// Whether datagrams come through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,8 +124,8 @@ impl Udp {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{peer, report};
     use super::*;
-    use crate::mesh::publish::tests::{mesh, report};
 
     fn address(text: &str) -> SocketAddr {
         text.parse().unwrap()
@@ -155,7 +155,7 @@ mod tests {
         );
         // This host has no IPv6, so that an answer over it cannot be expected.
         assert_eq!(of(&[("[2001:db8::1]:3478", missing)]), words(["", "", ""]));
-        let reached = with(&[("192.0.2.1:3478", missing)], mesh(2, &[]));
+        let reached = with(&[("192.0.2.1:3478", missing)], report(NatType::Open, vec![peer(), peer()]));
         assert_eq!(udp_of(&reached), words(["works", "works", ""]));
     }
 

@@ -8,8 +8,8 @@ use fairlead_wire::node::{PathChange, PingRequest, PingResponse, PingedCandidate
 use tokio::time::sleep;
 use tonic::Status;
 
-use crate::mesh::report::{PeerReport, Report};
-use crate::mesh::{MeshView, path_history};
+use fairlead_mesh::report::{PeerReport, Report};
+use fairlead_mesh::{MeshView, path_history};
 
 /// How long answers are waited for, unless the caller says otherwise, and at most.
 const TIMEOUT: Duration = Duration::from_secs(1);

@@ -7,10 +7,10 @@ use std::time::SystemTime;
 use fairlead_address::AddressFilter;
 use fairlead_api::wireguard::{PeerConfig, PeerState, PublicKey};
 use fairlead_dataplane::wireguard::Backend;
-use fairlead_node::mesh::path_port::PathCounters;
-use fairlead_node::mesh::port_mapping::PortMappings;
-use fairlead_node::mesh::publish::{Facts, desired, observes, urgency};
-use fairlead_node::mesh::report::{PeerReport, Report};
+use fairlead_mesh::path_port::PathCounters;
+use fairlead_mesh::port_mapping::PortMappings;
+use fairlead_mesh::publish::{Facts, desired, observes, urgency};
+use fairlead_mesh::report::{PeerReport, Report};
 use fairlead_path::{NatType, Reason, State, Status};
 use fairlead_topology::Sources;
 

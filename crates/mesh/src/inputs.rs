@@ -1,0 +1,179 @@
+//! From the cluster's objects to everything the mesh is decided from. What the kernel says comes later, in
+//! [`super::desired`].
+
+mod reader;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Instant;
+
+use fairlead_address::{Endpoint, EndpointFilters, InterfaceId};
+use fairlead_api::resources::NodeFilters;
+use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_members::SourceProblem;
+use fairlead_members::departures::Departures;
+use fairlead_topology::{Member, SourceNodes};
+use fairlead_wire::discovery::{id_of_key, mesh_subnet};
+use ipnet::IpNet;
+use tokio::sync::watch;
+
+pub(crate) use self::reader::InputReader;
+use super::discovery::Shared;
+use super::keys::Keys;
+use super::nat64::Nat64Answer;
+use super::port_mapping::PortMappings;
+use super::settings::MeshSettings;
+
+/// What the cluster says, parsed and merged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inputs {
+    /// This node's name.
+    pub node: String,
+    /// This node's identity.
+    pub private_key: PrivateKey,
+    /// Its public half.
+    pub public_key: PublicKey,
+    /// The public key before, if this program has replaced it.
+    pub previous_key: Option<PublicKey>,
+    /// The mesh resource.
+    pub settings: MeshSettings,
+    /// All members, this node included, sorted by their names. Those that are as they were in the inputs before are the same allocations.
+    pub members: Vec<Arc<Member>>,
+    /// This node's own addresses, as its Node object has them: where others may reach it.
+    pub node_addresses: Vec<IpAddr>,
+    /// Those of them at which it is reached through the mesh.
+    pub claims: Vec<IpAddr>,
+    /// TCP endpoints of the API server; nodes reach them past the mesh, or a broken tunnel could not be repaired.
+    pub api_server: Vec<SocketAddr>,
+    /// The endpoint an administrator chose for this node.
+    pub manual: Option<Endpoint>,
+    /// Where this node is reached as well, as an administrator says.
+    pub extra_endpoints: Vec<SocketAddr>,
+    /// The UDP port on which this node listens, if that is not the mesh's.
+    pub own_port: Option<u16>,
+    /// What this Node says instead of the mesh.
+    pub node_filters: NodeFilters,
+    /// Seconds between keepalives to every peer; what each peer asks for when `None`.
+    pub keepalive: Option<u16>,
+    /// Endpoints given as host names, resolved.
+    pub resolved: BTreeMap<Endpoint, Vec<SocketAddr>>,
+    /// Where gateways take packets for this node.
+    pub port_mappings: PortMappings,
+    /// The public address that EC2 translates to this node's own.
+    pub public_ipv4: Option<Ipv4Addr>,
+    /// Where Services have their addresses; empty where the API server does not say.
+    pub services: Vec<IpNet>,
+    /// What the resolver says of a NAT64.
+    pub nat64: Nat64Answer,
+    /// Which nodes may have source addresses of egress gateways.
+    pub sources: Arc<BTreeMap<IpAddr, SourceNodes>>,
+    /// Who left.
+    pub departures: Departures,
+    /// What could not be read.
+    pub problems: Vec<SourceProblem>,
+    /// When what is used of the cluster was saved; `None` if the API server has shown it.
+    pub saved_at: Option<Instant>,
+    /// What the first link-layer address of this host makes of IPv6 addresses.
+    pub interface_id: Option<InterfaceId>,
+    /// What the nodes of the cluster share for discovery, if it is known.
+    pub(crate) cluster: Option<Shared>,
+}
+
+/// What this node is told of the network it is in.
+pub(crate) struct NetworkWatches {
+    /// By gateways.
+    pub(crate) port_mappings: watch::Receiver<PortMappings>,
+    /// By EC2.
+    pub(crate) public_ipv4: watch::Receiver<Option<Ipv4Addr>>,
+    /// By the resolver.
+    pub(crate) nat64: watch::Receiver<Nat64Answer>,
+    /// Source addresses of egress gateways that this node announces.
+    pub(crate) announced_sources: watch::Receiver<BTreeSet<IpAddr>>,
+    /// Which nodes may have such an address; `None` until the API server has said it.
+    pub(crate) source_nodes: watch::Receiver<Option<Arc<BTreeMap<IpAddr, SourceNodes>>>>,
+    /// See [`MeshIdentity`].
+    pub(crate) mesh_identity: MeshIdentity,
+}
+
+/// Who this node is, from what its addresses on the mesh follow, too.
+pub(crate) struct MeshIdentity {
+    /// See [`Inputs::interface_id`].
+    pub(crate) interface_id: Option<InterfaceId>,
+    /// Whether a controller gives this node its addresses.
+    pub(crate) is_in_cluster: bool,
+    /// See [`Inputs::cluster`].
+    pub(crate) cluster: watch::Receiver<Option<Shared>>,
+    /// Its keys.
+    pub(crate) keys: watch::Receiver<Keys>,
+}
+
+impl MeshIdentity {
+    /// The address of a node that no controller gives one: as a node of KubeSpan makes it. If another has that, one of its key.
+    fn derived(&self, node: &str, key: &PublicKey, members: &[Member]) -> Option<IpAddr> {
+        let subnet = self.cluster.borrow().as_ref().map(|cluster| mesh_subnet(&cluster.current.cluster_id));
+        let subnet = subnet.filter(|_| !self.is_in_cluster)?;
+        let is_taken = |address: &IpAddr| {
+            let mut others = members.iter().filter(|member| member.name != node);
+            others.any(|it| it.mesh_addresses.contains(address) && (!it.is_discovered || *it.name < *node))
+        };
+        let ids = self.interface_id.into_iter().chain([InterfaceId(id_of_key(&key.0))]);
+        ids.map(|id| IpAddr::from(id.address_in(subnet))).find(|address| !is_taken(address))
+    }
+}
+
+impl Inputs {
+    /// The UDP port on which this node is to listen.
+    pub fn listen_port(&self) -> u16 {
+        self.own_port.unwrap_or(self.settings.port)
+    }
+
+    /// Which endpoints this node publishes of itself, and which it tries.
+    pub fn filters(&self) -> EndpointFilters {
+        let NodeFilters { published, tried, .. } = &self.node_filters;
+        let mesh = &self.settings.filters;
+        EndpointFilters {
+            published: published.as_ref().unwrap_or(&mesh.published).clone(),
+            tried: tried.as_ref().unwrap_or(&mesh.tried).clone(),
+        }
+    }
+
+    /// The addresses of this node on the mesh, with the lengths of their subnets.
+    pub fn mesh_addresses(&self) -> Vec<IpNet> {
+        let own = self.members.iter().filter(|member| member.name == self.node);
+        let with_length = |address: &IpAddr| match (address, self.settings.mesh_ipv4) {
+            (IpAddr::V4(it), Some(subnet)) if subnet.contains(it) => {
+                IpNet::new(*address, subnet.prefix_len()).ok()
+            }
+            (IpAddr::V4(_), _) => None,
+            (IpAddr::V6(_), _) => IpNet::new(*address, 64).ok(),
+        };
+        own.flat_map(|member| &member.mesh_addresses).filter_map(with_length).collect()
+    }
+
+    /// The addresses of the STUN servers: of a name those that the resolver prefers of either family.
+    pub fn stun_servers(&self) -> Vec<SocketAddr> {
+        let of_server = |server: &Endpoint| {
+            let resolved = self.resolved.get(server).map(Vec::as_slice).unwrap_or_default();
+            let of_family = |ipv4: bool| resolved.iter().find(|address| address.is_ipv4() == ipv4).copied();
+            server.address().into_iter().chain(of_family(true)).chain(of_family(false)).collect::<Vec<_>>()
+        };
+        self.settings.stun_servers.iter().flat_map(of_server).collect()
+    }
+}
+
+impl NetworkWatches {
+    /// Resolves when something is another.
+    async fn changed(&mut self) {
+        tokio::select! {
+            Ok(()) = self.port_mappings.changed() => {}
+            Ok(()) = self.public_ipv4.changed() => {}
+            Ok(()) = self.nat64.changed() => {}
+            Ok(()) = self.announced_sources.changed() => {}
+            Ok(()) = self.source_nodes.changed() => {}
+            Ok(()) = self.mesh_identity.cluster.changed() => {}
+            Ok(()) = self.mesh_identity.keys.changed() => {}
+            else => std::future::pending().await,
+        }
+    }
+}

@@ -1,0 +1,484 @@
+//! What the cluster said last, in a file: with it the mesh comes up again while the API server does not answer, after a reboot or
+//! a crash of this program.
+
+mod departed;
+mod discovered;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use fairlead_api::resources::WireKubeMesh;
+use fairlead_api::wireguard::{PresharedKey, PublicKey};
+use fairlead_members::SourceProblem;
+use fairlead_members::departures::Departures;
+use fairlead_topology::{Endpoints, External, InternalAddress, Member, Since, Site, SourceNodes, Sources};
+use ipnet::IpNet;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, NodeStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use self::departed::SavedDepartures;
+pub(crate) use self::discovered::{Credentials, Previous, SavedServices, Secrets};
+use super::inputs::Inputs;
+use crate::state_file;
+
+/// Names of the files in the state directory.
+const FILE: &str = "mesh.json";
+const TOKEN_FILE: &str = "relay-token.json";
+/// The format; a file of another one is not read.
+const VERSION: u32 = 1;
+/// Longer files are not read: ten times what 5,000 members take.
+const MAX_LENGTH: u64 = 64 << 20;
+/// Least pause between two writes, and for each member: flash memory wears out.
+const MIN_PAUSE: Duration = Duration::from_secs(5);
+const PAUSE_PER_MEMBER: Duration = Duration::from_millis(100);
+
+/// What the cluster says of the mesh, unmerged with what this host says.
+#[derive(Debug, Clone)]
+pub(crate) struct Facts {
+    /// The mesh resource.
+    pub(crate) mesh: Arc<WireKubeMesh>,
+    /// This node's object; from the file without what the mesh does not need.
+    pub(crate) node: Arc<Node>,
+    /// All members, this node included.
+    pub(crate) members: Vec<Member>,
+    /// TCP endpoints of the API server.
+    pub(crate) api_server: Vec<SocketAddr>,
+    /// Where Services have their addresses.
+    pub(crate) services: Vec<IpNet>,
+    /// Which nodes may have source addresses of egress gateways.
+    pub(crate) sources: Arc<BTreeMap<IpAddr, SourceNodes>>,
+    /// What could not be read.
+    pub(crate) problems: Vec<SourceProblem>,
+}
+
+/// What [`StateFile::keep`] writes.
+#[derive(Debug, Clone)]
+pub(crate) struct Unsaved {
+    pub(crate) mesh: Arc<WireKubeMesh>,
+    pub(crate) node: Arc<Node>,
+    /// Has the rest.
+    pub(crate) inputs: Arc<Inputs>,
+}
+
+/// The file of one node.
+#[derive(Debug, Clone)]
+pub(crate) struct StateFile {
+    pub(crate) directory: PathBuf,
+    /// Whose facts these are: a state directory may have been copied.
+    pub(crate) node: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Content {
+    version: u32,
+    saved: Timestamp,
+    node: String,
+    /// For programs of version 0.1, which read no file of another key. A node that replaces its key stays the same node.
+    public_key: String,
+    mesh: WireKubeMesh,
+    node_object: Node,
+    /// Those of the cluster.
+    members: Vec<SavedMember>,
+    api_server: Vec<SocketAddr>,
+    #[serde(default)]
+    services: Vec<IpNet>,
+    #[serde(default)]
+    sources: BTreeMap<IpAddr, SavedSource>,
+    #[serde(default)]
+    departures: SavedDepartures,
+}
+
+/// What a file has.
+#[derive(Debug)]
+pub(crate) struct Saved {
+    pub(crate) facts: Facts,
+    /// Who had left.
+    pub(crate) departures: Departures,
+    /// How long ago that was.
+    pub(crate) age: Duration,
+}
+
+/// The token of the relay.
+#[derive(Serialize, Deserialize)]
+struct SavedToken {
+    secret: String,
+    token: Vec<u8>,
+}
+
+/// A [`Member`].
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SavedMember {
+    name: String,
+    public_key: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    next_key: Option<String>,
+    claims: Vec<IpNet>,
+    blocks: Vec<IpNet>,
+    #[serde(default)]
+    pod_networks: Vec<IpNet>,
+    addresses: Option<Vec<IpAddr>>,
+    #[serde(default)]
+    mesh_addresses: Vec<IpAddr>,
+    manual: Option<String>,
+    preferred: Option<SocketAddr>,
+    host: Vec<SocketAddr>,
+    reflexive: Vec<SocketAddr>,
+    #[serde(default)]
+    discovered: Vec<SocketAddr>,
+    sightings: BTreeMap<String, (String, SocketAddr)>,
+    is_nat_symmetric: bool,
+    #[serde(default)]
+    is_nat_port_restricted: bool,
+    #[serde(default)]
+    birthday_attack: Option<bool>,
+    persistent_keepalive: Option<u16>,
+    #[serde(default)]
+    always_sends_keepalives: bool,
+    #[serde(default)]
+    site: Option<SavedSite>,
+    since: Option<(i64, String)>,
+    #[serde(default)]
+    entry_terms: BTreeMap<String, (String, u64)>,
+    /// Of a member that is no node.
+    #[serde(default)]
+    external: Option<SavedExternal>,
+    #[serde(default)]
+    needs_preshared_key: bool,
+}
+
+/// A [`Site`].
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SavedSite {
+    location: String,
+    internal: Vec<(IpAddr, Option<u8>)>,
+    #[serde(default)]
+    is_leader: bool,
+    #[serde(default)]
+    is_public: bool,
+    #[serde(default)]
+    networks: Vec<IpNet>,
+}
+
+/// A [`SourceNodes`].
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SavedSource {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    holder: Option<String>,
+    gateways: BTreeSet<String>,
+}
+
+/// The preshared key is here as the private key is beside it: only the owner may read either file.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SavedExternal {
+    preshared_key: Option<String>,
+    #[serde(default)]
+    entry_nodes: Vec<String>,
+}
+
+impl From<&Member> for SavedMember {
+    fn from(member: &Member) -> Self {
+        let Member {
+            name,
+            public_key,
+            next_key,
+            claims,
+            blocks,
+            pod_networks,
+            addresses,
+            mesh_addresses,
+            endpoints,
+            persistent_keepalive,
+            always_sends_keepalives,
+            site,
+            since,
+            entry_terms,
+            external,
+            is_discovered: _,
+            // They have to tell of it again.
+            sources: _,
+            needs_preshared_key,
+        } = member.clone();
+        let Endpoints {
+            manual,
+            preferred,
+            host,
+            reflexive,
+            discovered,
+            sightings,
+            is_nat_symmetric,
+            is_nat_port_restricted,
+            birthday_attack,
+            // What others may publish, and nothing is published until the API server is back.
+            filter: _,
+        } = endpoints;
+        let text = |(key, endpoint): (PublicKey, SocketAddr)| (key.to_string(), endpoint);
+        Self {
+            name,
+            public_key: public_key.map(|key| key.to_string()),
+            next_key: next_key.map(|key| key.to_string()),
+            claims,
+            blocks,
+            pod_networks,
+            addresses,
+            mesh_addresses,
+            manual: manual.map(|endpoint| endpoint.to_string()),
+            preferred,
+            host,
+            reflexive,
+            discovered,
+            sightings: sightings.into_iter().map(|(name, seen)| (name, text(seen))).collect(),
+            is_nat_symmetric,
+            is_nat_port_restricted,
+            birthday_attack,
+            persistent_keepalive,
+            always_sends_keepalives,
+            site: site.map(SavedSite::from),
+            since: since.map(|since| (since.created, since.uid)),
+            entry_terms: entry_terms
+                .into_iter()
+                .map(|(peer, (key, term))| (peer, (key.to_string(), term)))
+                .collect(),
+            external: external.map(|External { preshared_key, entry_nodes }| SavedExternal {
+                preshared_key: preshared_key.map(|key| key.to_base64()),
+                entry_nodes,
+            }),
+            needs_preshared_key,
+        }
+    }
+}
+
+impl TryFrom<SavedMember> for Member {
+    type Error = anyhow::Error;
+
+    fn try_from(saved: SavedMember) -> Result<Self> {
+        let parsed = |(name, (key, endpoint)): (String, (String, SocketAddr))| {
+            Ok((name, (key.parse::<PublicKey>()?, endpoint)))
+        };
+        let term =
+            |(peer, (key, term)): (String, (String, u64))| Ok((peer, (key.parse::<PublicKey>()?, term)));
+        Ok(Self {
+            name: saved.name,
+            public_key: saved.public_key.map(|key| key.parse()).transpose()?,
+            next_key: saved.next_key.map(|key| key.parse()).transpose()?,
+            claims: saved.claims,
+            blocks: saved.blocks,
+            pod_networks: saved.pod_networks,
+            addresses: saved.addresses,
+            mesh_addresses: saved.mesh_addresses,
+            endpoints: Endpoints {
+                manual: saved.manual.map(|endpoint| endpoint.parse()).transpose()?,
+                preferred: saved.preferred,
+                host: saved.host,
+                reflexive: saved.reflexive,
+                discovered: saved.discovered,
+                sightings: saved.sightings.into_iter().map(parsed).collect::<Result<_>>()?,
+                is_nat_symmetric: saved.is_nat_symmetric,
+                is_nat_port_restricted: saved.is_nat_port_restricted,
+                birthday_attack: saved.birthday_attack,
+                filter: None,
+            },
+            persistent_keepalive: saved.persistent_keepalive,
+            always_sends_keepalives: saved.always_sends_keepalives,
+            site: saved.site.map(Site::from),
+            since: saved.since.map(|(created, uid)| Since { created, uid }),
+            entry_terms: saved.entry_terms.into_iter().map(term).collect::<Result<_>>()?,
+            external: saved.external.map(External::try_from).transpose()?,
+            is_discovered: false,
+            sources: Sources::default(),
+            needs_preshared_key: saved.needs_preshared_key,
+        })
+    }
+}
+
+impl From<&SourceNodes> for SavedSource {
+    fn from(nodes: &SourceNodes) -> Self {
+        let SourceNodes { holder, gateways } = nodes.clone();
+        Self { holder, gateways }
+    }
+}
+
+impl From<SavedSource> for SourceNodes {
+    fn from(saved: SavedSource) -> Self {
+        let SavedSource { holder, gateways } = saved;
+        Self { holder, gateways }
+    }
+}
+
+impl From<Site> for SavedSite {
+    fn from(site: Site) -> Self {
+        let Site { location, internal, is_leader, is_public, networks } = site;
+        let internal = internal.into_iter().map(|it| (it.address, it.length)).collect();
+        Self { location, internal, is_leader, is_public, networks }
+    }
+}
+
+impl From<SavedSite> for Site {
+    fn from(saved: SavedSite) -> Self {
+        let SavedSite { location, internal, is_leader, is_public, networks } = saved;
+        let internal = internal.into_iter().map(|(address, length)| InternalAddress { address, length });
+        Self { location, internal: internal.collect(), is_leader, is_public, networks }
+    }
+}
+
+impl TryFrom<SavedExternal> for External {
+    type Error = anyhow::Error;
+
+    fn try_from(saved: SavedExternal) -> Result<Self> {
+        let preshared_key = saved.preshared_key.map(|key| key.parse::<PresharedKey>()).transpose()?;
+        Ok(Self { preshared_key, entry_nodes: saved.entry_nodes })
+    }
+}
+
+/// Members that only discovery services know are in another file.
+fn of_cluster(members: &[Arc<Member>]) -> impl Iterator<Item = &Member> {
+    members.iter().map(|member| &**member).filter(|member| !member.is_discovered)
+}
+
+/// What the mesh reads of this node's object.
+fn needed(node: &Node) -> Node {
+    let metadata = ObjectMeta {
+        name: node.metadata.name.clone(),
+        annotations: node.metadata.annotations.clone(),
+        ..ObjectMeta::default()
+    };
+    let addresses = node.status.as_ref().and_then(|status| status.addresses.clone());
+    Node { metadata, status: Some(NodeStatus { addresses, ..NodeStatus::default() }), ..Node::default() }
+}
+
+impl StateFile {
+    fn path(&self) -> PathBuf {
+        self.directory.join(FILE)
+    }
+
+    /// What was written last; `None` if there is no file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not of this node. It is left as it is, and replaced by the next [`Self::write`].
+    pub(crate) fn read(&self, now: (Instant, Timestamp)) -> Result<Option<Saved>> {
+        let path = self.path();
+        let what = || format!("cannot use {}", path.display());
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file.with_context(what)?,
+        };
+        let mut bytes = Vec::new();
+        file.take(MAX_LENGTH).read_to_end(&mut bytes).with_context(what)?;
+        self.parse(&bytes, now).with_context(what).map(Some)
+    }
+
+    fn parse(&self, bytes: &[u8], now: (Instant, Timestamp)) -> Result<Saved> {
+        let content: Content = serde_json::from_slice(bytes)?;
+        ensure!(content.version == VERSION, "it has format {}, not {VERSION}", content.version);
+        ensure!(content.node == self.node, "it is of node {}", content.node);
+        let members = content.members.into_iter().map(Member::try_from);
+        let sources = content.sources.into_iter().map(|(address, nodes)| (address, nodes.into()));
+        let facts = Facts {
+            mesh: Arc::new(content.mesh),
+            node: Arc::new(content.node_object),
+            members: members.collect::<Result<_>>()?,
+            api_server: content.api_server,
+            services: content.services,
+            sources: Arc::new(sources.collect()),
+            problems: vec![SourceProblem::ApiServerSilent { saved: content.saved.to_string() }],
+        };
+        let departures = content.departures.restored(now)?;
+        Ok(Saved { facts, departures, age: age(content.saved, now.1) })
+    }
+
+    /// Replaces the file; after a crash it is the old or the new one.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub(crate) fn write(&self, unsaved: &Unsaved, (instant, now): (Instant, Timestamp)) -> Result<()> {
+        let Unsaved { mesh, node, inputs } = unsaved;
+        let content = Content {
+            version: VERSION,
+            saved: now,
+            node: self.node.clone(),
+            public_key: inputs.public_key.to_string(),
+            mesh: (**mesh).clone(),
+            node_object: needed(node),
+            members: of_cluster(&inputs.members).map(SavedMember::from).collect(),
+            api_server: inputs.api_server.clone(),
+            services: inputs.services.clone(),
+            sources: inputs.sources.iter().map(|(address, nodes)| (*address, nodes.into())).collect(),
+            departures: SavedDepartures::of(&inputs.departures, (instant, now)),
+        };
+        Ok(state_file::replace(&self.path(), &serde_json::to_vec(&content)?)?)
+    }
+
+    /// Removes the files: this node is in no mesh.
+    pub(crate) fn remove(&self) {
+        for path in [self.path(), self.directory.join(TOKEN_FILE)] {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(path = %path.display(), %error, "cannot remove what was saved of the mesh");
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Keeps the token of the relay, as its Secret has it.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub(crate) fn write_token(&self, secret: &str, token: &[u8]) -> Result<()> {
+        let content = SavedToken { secret: secret.to_owned(), token: token.to_owned() };
+        Ok(state_file::replace(&self.directory.join(TOKEN_FILE), &serde_json::to_vec(&content)?)?)
+    }
+
+    /// The token that this Secret had last, if it was kept.
+    pub(crate) fn read_token(&self, secret: &str) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let file = File::open(self.directory.join(TOKEN_FILE)).ok()?;
+        file.take(MAX_LENGTH).read_to_end(&mut bytes).ok()?;
+        let saved: SavedToken = serde_json::from_slice(&bytes).ok()?;
+        (saved.secret == secret).then_some(saved.token)
+    }
+
+    /// Writes what comes, the newest only, and not too often. Runs until it is dropped.
+    pub(crate) async fn keep(self, mut news: watch::Receiver<Option<Unsaved>>) {
+        while news.changed().await.is_ok() {
+            let Some(current) = news.borrow_and_update().clone() else { continue };
+            let members = u32::try_from(current.inputs.members.len()).unwrap_or(u32::MAX);
+            let file = self.clone();
+            let written =
+                tokio::task::spawn_blocking(move || file.write(&current, (Instant::now(), Timestamp::now())))
+                    .await;
+            if news.borrow().is_none() {
+                // There is no mesh any more, as was found meanwhile.
+                self.remove();
+            }
+            if let Ok(Err(error)) = written {
+                let path = self.path();
+                tracing::warn!(path = %path.display(), error = %format!("{error:#}"), "cannot save what the cluster says of the mesh");
+            }
+            sleep(MIN_PAUSE.max(PAUSE_PER_MEMBER.saturating_mul(members))).await;
+        }
+        std::future::pending().await
+    }
+}
+
+/// How old a file is. One from the future is new: a host without a clock that runs while it is off starts with a time of the past.
+pub(crate) fn age(saved: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(saved)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

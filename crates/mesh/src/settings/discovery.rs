@@ -1,0 +1,102 @@
+//! What the mesh resource says of discovery services.
+
+use fairlead_api::resources::{Discovery, WireKubeMesh};
+use fairlead_discovery::client::{ServerEndpoint, authorities};
+use fairlead_members::SourceProblem;
+use ipnet::IpNet;
+
+use super::base64_bytes;
+
+/// The discovery services of the mesh, and what is believed of what they say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiscoverySettings {
+    /// Where they are, each once.
+    pub servers: Vec<ServerEndpoint>,
+    /// PEM certificates of the authorities that certify them, beside those of this host.
+    pub ca_bundle: Option<Vec<u8>>,
+    /// Of these prefixes members may have parts that only discovery services know.
+    pub allowed: Vec<IpNet>,
+    /// Namespace and name of the Secret with the identifier and the secret of the cluster.
+    pub secret: (String, String),
+}
+
+/// `None` without discovery services. What does not parse is left out and added to `problems`.
+pub(super) fn parse(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> Option<DiscoverySettings> {
+    let discovery = mesh.spec.discovery.as_ref()?;
+    let mut report = |field, error| {
+        problems.push(SourceProblem::InvalidDiscovery {
+            mesh: mesh.metadata.name.clone().unwrap_or_default(),
+            field,
+            error,
+        });
+    };
+    let mut servers: Vec<ServerEndpoint> = Vec::new();
+    for entry in &discovery.endpoints {
+        match entry.parse::<ServerEndpoint>() {
+            Ok(server) if !server.tls => report("endpoints", format!("{entry:?} is not https")),
+            Ok(server) if servers.contains(&server) => {}
+            Ok(server) => servers.push(server),
+            Err(error) => report("endpoints", error.to_string()),
+        }
+    }
+    let mut allowed = Vec::new();
+    for entry in &discovery.allowed_prefixes {
+        match entry.parse::<IpNet>() {
+            Ok(prefix) => allowed.push(prefix.trunc()),
+            Err(_) => report("allowedPrefixes", format!("{entry:?} is no CIDR")),
+        }
+    }
+    let ca_bundle = match discovery.ca_bundle.as_deref().map(certificates).transpose() {
+        Ok(bundle) => bundle,
+        Err(error) => {
+            report("caBundle", error);
+            return None;
+        }
+    };
+    Some(DiscoverySettings { servers, ca_bundle, allowed, secret: secret(discovery) })
+}
+
+fn secret(discovery: &Discovery) -> (String, String) {
+    let (namespace, name) = discovery.secret();
+    (namespace.to_owned(), name.to_owned())
+}
+
+/// PEM certificates in base64.
+fn certificates(bundle: &str) -> Result<Vec<u8>, String> {
+    let pem = base64_bytes(bundle)?;
+    authorities(Some(&pem)).map(|_| pem).map_err(|error| format!("is unusable: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn parsed(discovery: &Value) -> (Option<DiscoverySettings>, Vec<String>) {
+        let spec = serde_json::from_value(json!({ "discovery": discovery })).unwrap();
+        let mut problems = Vec::new();
+        let settings = parse(&WireKubeMesh::new("default", spec), &mut problems);
+        (settings, problems.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn services_are_read_and_what_does_not_parse_is_named() {
+        let (settings, problems) = parsed(&json!({
+            "endpoints": ["https://a.example:3000", "https://a.example:3000/", "http://b", "c"],
+            "allowedPrefixes": ["10.1.2.3/16", "x"],
+        }));
+        let settings = settings.unwrap();
+        assert_eq!(settings.servers, ["https://a.example:3000".parse().unwrap()]);
+        assert_eq!(settings.allowed, ["10.1.0.0/16".parse().unwrap()]);
+        assert_eq!(settings.secret, ("kube-system".to_owned(), "fairlead-discovery".to_owned()));
+        assert_eq!(problems.len(), 3, "{problems:?}");
+        assert!(problems[0].contains("\"http://b\" is not https"), "{problems:?}");
+        assert!(problems[2].contains("discovery.allowedPrefixes \"x\" is no CIDR"), "{problems:?}");
+        let (none, problems) = parsed(&json!({ "endpoints": ["https://a"], "caBundle": "bm9uZQ==" }));
+        assert_eq!((none, problems.len()), (None, 1));
+        let named = json!({ "name": "other", "namespace": "here" });
+        let (named, _) = parsed(&json!({ "endpoints": ["https://a"], "secretRef": named }));
+        assert_eq!(named.unwrap().secret, ("here".to_owned(), "other".to_owned()));
+    }
+}

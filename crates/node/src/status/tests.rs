@@ -1,0 +1,85 @@
+//! What the mesh may report.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use fairlead_address::AddressFilter;
+use fairlead_api::wireguard::{PeerConfig, PeerState, PublicKey};
+use fairlead_dataplane::wireguard::{Backend, PortAccess};
+use fairlead_mesh::path_port::PathCounters;
+use fairlead_mesh::port_mapping::PortMappings;
+use fairlead_mesh::report::{PeerReport, Report};
+use fairlead_path::{NatType, Reason, State, Status};
+use fairlead_topology::Sources;
+
+/// A peer that is reached at an endpoint.
+pub(crate) fn peer() -> PeerReport {
+    let config = PeerConfig { endpoint: "203.0.113.1:1".parse().ok(), ..PeerConfig::default() };
+    PeerReport {
+        name: "node-1".to_owned(),
+        public_key: PublicKey([1; 32]),
+        path: Status {
+            state: State::Up,
+            reason: Reason::NotObserved,
+            endpoint: "203.0.113.1:1".parse().ok(),
+            source: None,
+            message: String::new(),
+            round_trip: Some(Duration::from_millis(3)),
+            loses_long: false,
+            route_mtu: None,
+        },
+        sources: Sources::default(),
+        relay_reason: None,
+        plain: Vec::new(),
+        encapsulated: Vec::new(),
+        device: Some(Arc::new(PeerState {
+            config,
+            last_handshake: Some(SystemTime::UNIX_EPOCH),
+            rx_bytes: 1,
+            tx_bytes: 1,
+        })),
+        prefixes: Vec::new(),
+        published_endpoint: None,
+        relay: None,
+    }
+}
+
+/// The report of a mesh with these peers.
+pub(crate) fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
+    Report {
+        backend: Backend::Embedded,
+        backend_reason: None,
+        port_access: Some(PortAccess::Shared),
+        interface: "wire_kube".to_owned(),
+        mtu: 1420,
+        uplink_mtu: 1500,
+        saved_at: None,
+        stun: None,
+        port: 51820,
+        nat,
+        published: AddressFilter::default(),
+        host: vec!["192.168.1.10:51820".parse().unwrap()],
+        observed: vec!["203.0.113.9:4000".parse().unwrap()],
+        reflexive: Vec::new(),
+        mapped: Vec::new(),
+        measured_ports: Vec::new(),
+        port_mappings: PortMappings::default(),
+        public_ipv4: None,
+        peer_reflexive: Vec::new(),
+        nat64: Vec::new(),
+        peers,
+        external: Vec::new(),
+        own_prefixes: Vec::new(),
+        mesh_addresses: Vec::new(),
+        interface_id: None,
+        is_gateway: true,
+        prepared_granularity: None,
+        claims: Vec::new(),
+        problems: Vec::new(),
+        manual: None,
+        extra_endpoints: Vec::new(),
+        keepalive: None,
+        paths: PathCounters::default(),
+        relay: None,
+    }
+}
