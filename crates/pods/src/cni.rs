@@ -48,7 +48,7 @@ use crate::ipam::Ipam;
 use crate::ipam::metrics::IpamMetrics;
 
 /// What the CNI service asks of the mesh.
-pub trait MeshState: Send + Sync {
+pub trait MeshStatus: Send + Sync {
     /// MTU of the mesh's device; `None` without one.
     fn mtu(&self) -> Option<u32>;
 
@@ -77,7 +77,7 @@ pub struct CniDeps {
     /// Serializes the operations of each container.
     pub locks: Arc<ContainerLocks>,
     /// The mesh.
-    pub mesh: Arc<dyn MeshState>,
+    pub mesh: Arc<dyn MeshStatus>,
     /// Whether links on the host have the names that Calico's policy program expects.
     pub calico_names: bool,
     /// Files beside the socket.

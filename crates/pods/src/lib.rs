@@ -11,7 +11,7 @@
 //! the cluster only BlockRequests and this node's AddressBlocks are written.
 //!
 //! It does not know egress gateways or the mesh: their crates and the node program hand it what it asks of them
-//! ([`cni::EgressStages`], [`cni::MeshState`]).
+//! ([`cni::EgressStages`], [`cni::MeshStatus`]).
 
 pub mod cni;
 pub mod container_locks;

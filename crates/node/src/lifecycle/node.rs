@@ -17,7 +17,7 @@ use fairlead_mesh::problem::MeshFailure;
 use fairlead_mesh::{self as mesh, MeshDeps, MeshHandle, MeshView, identity};
 use fairlead_pods::cni;
 use fairlead_pods::cni::records::Records;
-use fairlead_pods::cni::{CniDeps, MeshState};
+use fairlead_pods::cni::{CniDeps, MeshStatus};
 use fairlead_pods::container_locks::ContainerLocks;
 use fairlead_pods::inventory::Inventory;
 use fairlead_pods::ipam::{self, Ipam};
@@ -339,7 +339,7 @@ impl Node {
             meshes: Arc::clone(&caches.meshes),
             client: self.client.clone(),
             locks: Arc::clone(&ipam.locks),
-            mesh: Arc::new(mesh.view()),
+            mesh: Arc::new(MeshOfPods(mesh.view())),
             calico_names: settings.calico_names,
             records: ipam.records.clone(),
             events: events.clone(),
@@ -383,12 +383,15 @@ impl Node {
     }
 }
 
-impl MeshState for MeshView {
+/// The mesh as far as pods of this node depend on it.
+struct MeshOfPods(MeshView);
+
+impl MeshStatus for MeshOfPods {
     fn mtu(&self) -> Option<u32> {
-        self.mtu()
+        self.0.mtu()
     }
 
     fn problem(&self) -> Option<String> {
-        self.problem().map(|failure| failure.to_string())
+        self.0.problem().map(|failure| failure.to_string())
     }
 }

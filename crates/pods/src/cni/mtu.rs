@@ -8,7 +8,7 @@ use fairlead_api::resources::WireKubeMesh;
 use fairlead_cluster::caches::Cache;
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 
-use super::MeshState;
+use super::MeshStatus;
 use crate::ttl_cell::TtlCell;
 
 /// How long the uplink's MTU is cached. Reading it reads every link of the node, and a hundred pods that start together must
@@ -20,13 +20,13 @@ const UPLINK_TTL: Duration = Duration::from_secs(1);
 pub(super) struct PodMtu(Arc<Sources>);
 
 struct Sources {
-    mesh: Arc<dyn MeshState>,
+    mesh: Arc<dyn MeshStatus>,
     meshes: Arc<Cache<WireKubeMesh>>,
     uplink: TtlCell<u32, fn() -> Option<u32>>,
 }
 
 impl PodMtu {
-    pub(super) fn new(mesh: Arc<dyn MeshState>, meshes: Arc<Cache<WireKubeMesh>>) -> Self {
+    pub(super) fn new(mesh: Arc<dyn MeshStatus>, meshes: Arc<Cache<WireKubeMesh>>) -> Self {
         Self(Arc::new(Sources { mesh, meshes, uplink: TtlCell::new(UPLINK_TTL, uplink_mtu) }))
     }
 
