@@ -2,7 +2,7 @@
 //! A process that can write them may write anything.
 #![no_main]
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_dataplane::pods::PodAlias;
 use fairlead_wire::spool;
 use libfuzzer_sys::fuzz_target;

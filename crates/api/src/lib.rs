@@ -2,7 +2,6 @@
 //!
 //! * [`fou`]: names and overhead of Foo-over-UDP links.
 //! * [`names`]: annotations, labels, finalizers, table numbers and marks, each with its source.
-//! * [`wireguard`]: keys, peers and devices as used by both WireGuard implementations.
 //! * `resources` (feature `resources`): the custom resources, from which `deploy/crds` is generated.
 //!
 //! There is no I/O here and nothing decides anything. Data-plane crates use it without the feature, so that
@@ -12,4 +11,3 @@ pub mod fou;
 pub mod names;
 #[cfg(feature = "resources")]
 pub mod resources;
-pub mod wireguard;

@@ -1,7 +1,5 @@
 //! Names and numbers by which users, kernels and other programs know Fairlead, each with its source.
 
-use std::time::Duration;
-
 /// API group of pools, blocks and egresses (Coil v2).
 pub const COIL_GROUP: &str = "coil.cybozu.com";
 /// API group of mesh and peers (WireKube).
@@ -177,8 +175,6 @@ pub const STUN_PORT: u16 = 3478;
 pub const WIREGUARD_INTERFACE: &str = "wire_kube";
 /// Name of KubeSpan's WireGuard device (KubeSpan).
 pub const KUBESPAN_INTERFACE: &str = "kubespan";
-/// Interval of keepalives (KubeSpan, WireKube).
-pub const KEEPALIVE: Duration = Duration::from_secs(25);
 /// Device MTU on a 1500-byte uplink (KubeSpan, WireKube).
 pub const MESH_MTU: u32 = 1420;
 /// Bytes WireGuard adds over IPv6: 40 IP + 8 UDP + 32 WireGuard; over IPv4 it is 20 less.

@@ -152,7 +152,7 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use fairlead_api::resources::WireKubePeerSpec;
-    use fairlead_api::wireguard::PublicKey;
+    use fairlead_keys::PublicKey;
 
     use super::*;
 

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use fairlead_address::InterfaceId;
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_wire::discovery::id_of_key;
 use ipnet::{Ipv4Net, Ipv6Net};
 use jiff::Timestamp;

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 use fairlead_address::IpFamily;
 use fairlead_api::names::NFT_TABLE_PATH_SOCKET;
-use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
+use fairlead_keys::{DeviceChange, DeviceState, PublicKey};
 use fairlead_netlink::route::{self, RouteSocket};
 use fairlead_netlink::wireguard as kernel;
 pub use fairlead_tunnel::{PathDatagram, PathSocketStats, PendingHandover};

@@ -306,14 +306,14 @@ mod tests {
             let location = json!({ "name": "lab\"", "internalIPs": [address] });
             let mut node = peer(name, json!({ "node": { "internalIPs": [], "location": location } }));
             node.spec.endpoint = None;
-            node.spec.public_key = fairlead_api::wireguard::PublicKey([key; 32]).to_string();
+            node.spec.public_key = fairlead_keys::PublicKey([key; 32]).to_string();
             node
         };
         let nodes = [at("a", 1, "192.0.2.1/24"), at("b", 2, "192.0.2.2/24"), at("c", 3, "192.0.2.3/24")];
         let spec = json!({ "topology": { "granularity": "location" } });
         let mesh = serde_json::from_value(json!({ "metadata": { "name": "mesh" }, "spec": spec })).unwrap();
         let external = |name: &str, entries: &[&str]| {
-            let key = fairlead_api::wireguard::PublicKey([9; 32]).to_string();
+            let key = fairlead_keys::PublicKey([9; 32]).to_string();
             let spec = json!({ "publicKey": key, "allowedIPs": ["10.9.0.1/32"], "entryNodes": entries });
             let kind = json!({ "apiVersion": "kilo.squat.ai/v1alpha1", "kind": "Peer",
                 "metadata": { "name": name }, "spec": spec });

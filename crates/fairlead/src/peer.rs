@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use fairlead_api::resources::KiloPeer;
-use fairlead_api::wireguard::PrivateKey;
+use fairlead_keys::PrivateKey;
 use fairlead_members::preshared_keys;
 use kube::Api;
 use kube::api::{ApiResource, DeleteParams, DynamicObject};

@@ -139,7 +139,7 @@ fn section(text: &mut String, peer: &ConfiguredPeer) {
 
 #[cfg(test)]
 mod tests {
-    use fairlead_api::wireguard::{PresharedKey, PublicKey};
+    use fairlead_keys::{PresharedKey, PublicKey};
 
     use super::*;
 

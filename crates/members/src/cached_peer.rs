@@ -53,7 +53,7 @@ cached_by_name!(CachedPeer, WireKubePeer, |cached| &cached.member.name);
 
 #[cfg(test)]
 mod tests {
-    use fairlead_api::wireguard::PublicKey;
+    use fairlead_keys::PublicKey;
 
     use super::*;
 

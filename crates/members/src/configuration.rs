@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fairlead_address::{Endpoint, PrefixSet};
 use fairlead_api::resources::{AddressBlock, WireKubeMesh, WireKubePeer};
-use fairlead_api::wireguard::{PresharedKey, PublicKey};
+use fairlead_keys::{PresharedKey, PublicKey};
 use fairlead_topology::{Member, MemberRecord, PeerPlan, Policy, Source, merge, plan};
 use ipnet::IpNet;
 use kube::api::DynamicObject;

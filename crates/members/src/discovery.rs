@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fairlead_address::{PrefixSet, is_reachable};
-use fairlead_api::wireguard::PublicKey;
 use fairlead_cluster::naming::some_of;
 use fairlead_discovery::client::{Member as Affiliate, Members};
+use fairlead_keys::PublicKey;
 use fairlead_topology::{Endpoints, Member, MemberRecord, Since, Source};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;

@@ -167,7 +167,7 @@ pub fn read(name: &str, spec: &Value) -> (Option<Member>, Option<String>, Vec<So
 
 #[cfg(test)]
 mod tests {
-    use fairlead_api::wireguard::{PresharedKey, PublicKey};
+    use fairlead_keys::{PresharedKey, PublicKey};
     use serde_json::json;
     use testbed_api::fields::assert_each_is_read_or_listed;
 

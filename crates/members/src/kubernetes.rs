@@ -11,9 +11,9 @@ use fairlead_api::resources::{
     CandidateType, EndpointDiscoveryMethod, EntryTerm, NatType, NodeFacts, NodeLocation,
     WireGuardImplementation, WireKubePeer,
 };
-use fairlead_api::wireguard::PublicKey;
 use fairlead_cluster::caches::{Cache, Refusal};
 use fairlead_ipam::ExistingBlock;
+use fairlead_keys::PublicKey;
 use fairlead_topology::{Endpoints, InternalAddress, Member, MemberRecord, Since, Site, Source};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, select_all};

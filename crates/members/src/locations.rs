@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     fn node(name: &str, key: u8, location: Value) -> WireKubePeer {
-        let public_key = fairlead_api::wireguard::PublicKey([key; 32]).to_string();
+        let public_key = fairlead_keys::PublicKey([key; 32]).to_string();
         let object = json!({
             "metadata": { "name": name }, "spec": { "publicKey": public_key },
             "status": { "node": { "internalIPs": ["192.0.2.1"], "location": location } },

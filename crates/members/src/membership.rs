@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_api::wireguard::PublicKey;
 use fairlead_cluster::caches::Refusal;
+use fairlead_keys::PublicKey;
 use fairlead_topology::{Member, MemberRecord, Source};
 
 use super::departures::{Deletion, Departures, Evidence, Revoked, Session};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use fairlead_api::names::{PEER_PRESHARED_KEYS_SECRET, SYSTEM_NAMESPACE};
-use fairlead_api::wireguard::PresharedKey;
+use fairlead_keys::PresharedKey;
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt as _;
 use kube::api::DynamicObject;

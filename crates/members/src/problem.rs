@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use fairlead_api::wireguard::InvalidKey;
+use fairlead_keys::InvalidKey;
 
 use super::cluster_addresses::UnusableAddress;
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_address::Endpoint;
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_topology::{Endpoints, Member, MemberRecord, Source};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;

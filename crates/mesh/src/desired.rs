@@ -17,9 +17,9 @@ use std::sync::Arc;
 
 use fairlead_address::{AddressFilter, Endpoint, IpFamily, PrefixSet, is_reachable};
 use fairlead_api::resources::Granularity;
-use fairlead_api::wireguard::{PeerConfig, PublicKey};
 use fairlead_dataplane::mesh::{Bypass, MeshState, PlainRoute};
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
+use fairlead_keys::{PeerConfig, PublicKey};
 use fairlead_path::{
     Filtering, Nat64, NatType, OwnSide, OwnView, PeerPaths, StunAnswer, classify, is_private,
 };

@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result};
-use fairlead_api::wireguard::PublicKey;
 use fairlead_cluster::naming::some_of;
 use fairlead_discovery::client::{Local, authorities};
+use fairlead_keys::PublicKey;
 use fairlead_members::SourceProblem;
 use fairlead_members::departures::Session;
 use fairlead_members::discovery::{Discovered, Memory, Reader, Told};

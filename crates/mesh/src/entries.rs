@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use fairlead_api::resources::MAX_ENTRY_TERM;
-use fairlead_api::wireguard::{DeviceState, PublicKey};
+use fairlead_keys::{DeviceState, PublicKey};
 use fairlead_limits::{Rate, TokenBucket};
 
 use super::external::DesiredExternal;
@@ -62,7 +62,7 @@ impl Entries {
 mod tests {
     use std::time::SystemTime;
 
-    use fairlead_api::wireguard::{PeerConfig, PeerState};
+    use fairlead_keys::{PeerConfig, PeerState};
     use fairlead_topology::EntryRole;
 
     use super::*;

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
+use fairlead_keys::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
 use fairlead_path::Nat64;
 use fairlead_topology::{EntryRole, Member, PeerPlan, Plan};
 use ipnet::IpNet;

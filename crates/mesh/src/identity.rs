@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use fairlead_api::wireguard::{InvalidKey, PrivateKey};
+use fairlead_keys::{InvalidKey, PrivateKey};
 
 use crate::state_file;
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use fairlead_address::{Endpoint, EndpointFilters, InterfaceId};
 use fairlead_api::resources::NodeFilters;
-use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_members::SourceProblem;
 use fairlead_members::departures::Departures;
 use fairlead_topology::{Member, SourceNodes};

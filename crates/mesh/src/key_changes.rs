@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
+use fairlead_keys::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
 use fairlead_topology::{Member, Plan};
 use ipnet::IpNet;
 

@@ -5,8 +5,8 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_cluster::caches::Cache;
+use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_members::cached_peer::CachedPeer;
 use kube::runtime::reflector::ObjectRef;
 use tokio::sync::watch;

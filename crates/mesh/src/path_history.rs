@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant, SystemTime};
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_path::{Candidate, EndpointReason, Source};
 
 /// Changes of each peer that are kept.

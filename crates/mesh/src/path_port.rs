@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use fairlead_api::wireguard::PublicKey;
 use fairlead_dataplane::wireguard::{PathDatagram, PathSocket, PathSocketHealth, PathSocketStats};
+use fairlead_keys::PublicKey;
 use fairlead_path::{
     BirthdayOutcome, BirthdayStatus, Candidate, CandidateStatus, EndpointReason, Event, PathAgent,
     ProbeCounts, Source, Transmit,

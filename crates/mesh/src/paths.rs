@@ -8,8 +8,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey};
 use fairlead_dataplane::wireguard::{self, Backend, WireGuardDevice};
+use fairlead_keys::{DeviceChange, DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey};
 use fairlead_path::{
     Config, Filtering, Identity, Observation, PathAgent, PeerPaths, Source, Status, StunAnswer,
 };

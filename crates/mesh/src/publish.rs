@@ -7,14 +7,15 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant, SystemTime};
 
-use fairlead_api::names::{KEEPALIVE, LABEL_WIREKUBE_NODE};
+use fairlead_api::names::LABEL_WIREKUBE_NODE;
 use fairlead_api::resources::{
     NatType as PublishedNat, PeerCounts, PeerTransport, TransportMode, WireGuardImplementation, WireKubePeer,
     WireKubePeerSpec, WireKubePeerStatus,
 };
-use fairlead_api::wireguard::PublicKey;
 use fairlead_cluster::conditions::{Finding, condition};
 use fairlead_dataplane::wireguard::Backend;
+use fairlead_keys::KEEPALIVE;
+use fairlead_keys::PublicKey;
 use fairlead_path::{NatType, State};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;

@@ -11,7 +11,7 @@ use std::time::{Instant, SystemTime};
 
 use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_api::resources::Granularity;
-use fairlead_api::wireguard::{DeviceState, PeerState, PublicKey};
+use fairlead_keys::{DeviceState, PeerState, PublicKey};
 use fairlead_path::{NatType, State};
 use fairlead_topology::{Down, Planner};
 use tokio::sync::watch;

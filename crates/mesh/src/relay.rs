@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use fairlead_address::Nat64;
 use fairlead_api::names::MARK_FROM_WIREGUARD;
-use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_path::{PathAgent, RelayPath, RelayPort, RelayStun};
 use fairlead_relay::client::{
     self, LinkCounters, LinkQueue, LinkStatus, LoopbackPort, Proxy, Transport, is_relayed, keep_connected,

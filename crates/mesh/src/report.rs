@@ -6,8 +6,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_address::{AddressFilter, Endpoint, InterfaceId, Nat64Prefix};
 use fairlead_api::resources::Granularity;
-use fairlead_api::wireguard::{PeerState, PublicKey};
 use fairlead_dataplane::wireguard::{Backend, PortAccess};
+use fairlead_keys::{PeerState, PublicKey};
 use fairlead_members::departures::Session;
 use fairlead_path::{NatType, State, Status};
 use fairlead_relay::client;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use fairlead_api::resources::WireKubeMesh;
-use fairlead_api::wireguard::{PresharedKey, PublicKey};
+use fairlead_keys::{PresharedKey, PublicKey};
 use fairlead_members::SourceProblem;
 use fairlead_members::departures::Departures;
 use fairlead_topology::{Endpoints, External, InternalAddress, Member, Since, Site, SourceNodes, Sources};

@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use fairlead_address::IpFamily;
-use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerState, PrivateKey, PublicKey};
 use fairlead_dataplane::encapsulation::{Encapsulation, Tunnels};
 use fairlead_dataplane::forwarding::ForwardingProblem;
 use fairlead_dataplane::mesh::MeshState;
@@ -19,6 +18,7 @@ use fairlead_dataplane::wireguard::{
     self, Backend, PathDatagram, PathSocket, PathSocketStats, PendingHandover, Preference, Settings,
     WireGuardDevice,
 };
+use fairlead_keys::{DeviceChange, DeviceState, PeerState, PrivateKey, PublicKey};
 use fairlead_netlink::{Error, Result};
 use fairlead_path::Identity;
 use ipnet::IpNet;

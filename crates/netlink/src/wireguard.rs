@@ -3,7 +3,7 @@
 //! [`WireGuard::state`] reads a device and [`WireGuard::update`] changes one; what is not mentioned stays as it is, so
 //! sessions survive. [`add_link`] makes the device; everything else about links is in [`crate::route`].
 
-use fairlead_api::wireguard::{DeviceState, PrivateKey, PublicKey};
+use fairlead_keys::{DeviceState, PrivateKey, PublicKey};
 use ipnet::IpNet;
 use nix::libc;
 

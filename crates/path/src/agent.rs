@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_address::{Nat64Prefix, canonical};
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_wire::probe::{Epoch, is_probe};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use fairlead_address::canonical;
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_wire::stun::server::AuthenticatedRequest;
 use fairlead_wire::stun::{Nonce, TransactionId, parse_response};
 use rand::RngExt;

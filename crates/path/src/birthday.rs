@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_wire::probe::{PortSequence, TransactionId};
 use fairlead_wire::stun;
 use rand::rngs::StdRng;

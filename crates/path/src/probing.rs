@@ -6,7 +6,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_limits::{Rate, TokenBucket};
 use fairlead_wire::probe::{Epoch, Header, Message, ProbeKeys, SenderTag};
 

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use fairlead_address::{canonical, is_reachable, without_nat64};
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 
 /// Most addresses that count: one for each uplink of a host, and some more.
 const MAX_ADDRESSES: usize = 8;

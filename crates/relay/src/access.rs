@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
 use aws_lc_rs::digest::{SHA256, digest};
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 
 use crate::core::Admission;
 

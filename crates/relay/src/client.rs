@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_address::Nat64;
-use fairlead_api::wireguard::PrivateKey;
+use fairlead_keys::PrivateKey;
 use fairlead_wire::relay::{
     ALPN, ErrorReason, Frame, Hello, InvalidFrame, MAX_BODY, MAX_HANDSHAKE_BODY, MIN_VERSION, Oversized,
     Register, VERSION, signed,

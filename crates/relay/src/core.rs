@@ -15,7 +15,7 @@ mod stun;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_limits::{Rate, TokenBucket};
 use fairlead_wire::relay::{AllocatedPort, ErrorReason, Frame, Notice, Registered, StunServer};
 

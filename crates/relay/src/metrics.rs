@@ -103,7 +103,7 @@ fn family(
 mod tests {
     use std::sync::Arc;
 
-    use fairlead_api::wireguard::PublicKey;
+    use fairlead_keys::PublicKey;
     use testbed_metrics::{Exposed, reference};
 
     use super::*;

@@ -5,7 +5,7 @@ use aws_lc_rs::agreement::{PrivateKey as AgreementKey, UnparsedPublicKey, X25519
 use aws_lc_rs::error::Unspecified;
 use aws_lc_rs::hkdf::{HKDF_SHA256, Salt};
 use aws_lc_rs::hmac::{self, HMAC_SHA256};
-use fairlead_api::wireguard::PrivateKey;
+use fairlead_keys::PrivateKey;
 
 const INFO: &[u8] = b"fairlead relay v1 registration";
 
@@ -109,7 +109,7 @@ impl Transcript<'_> {
 
 #[cfg(test)]
 mod tests {
-    use fairlead_api::wireguard::PublicKey;
+    use fairlead_keys::PublicKey;
 
     use super::*;
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use fairlead_address::usable_parts;
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use ipnet::IpNet;
 
 use crate::conflicts::{Entry, Tier};

@@ -135,7 +135,7 @@ fn term(node: &Member, member: &Member, policy: &Policy) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use fairlead_api::wireguard::PublicKey;
+    use fairlead_keys::PublicKey;
     use ipnet::IpNet;
     use proptest::prelude::*;
 

@@ -9,7 +9,7 @@
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 
 use crate::locations::{Granularity, Site};
 use crate::member::Member;

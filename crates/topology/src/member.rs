@@ -7,7 +7,7 @@ use std::ops::BitOr;
 use std::time::Duration;
 
 use fairlead_address::{AddressFilter, Endpoint};
-use fairlead_api::wireguard::{PresharedKey, PublicKey};
+use fairlead_keys::{PresharedKey, PublicKey};
 use ipnet::IpNet;
 
 use crate::locations::Site;

@@ -63,7 +63,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::time::Duration;
 
-    use fairlead_api::wireguard::PublicKey;
+    use fairlead_keys::PublicKey;
     use ipnet::IpNet;
     use proptest::prelude::*;
 

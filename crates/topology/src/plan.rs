@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use fairlead_address::PrefixSet;
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::claims;
@@ -76,9 +76,9 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// The usual policy: nothing excluded or granted, a keepalive every 25 s ([`fairlead_api::names::KEEPALIVE`]), no routes.
+    /// The usual policy: nothing excluded or granted, a keepalive every 25 s ([`fairlead_keys::KEEPALIVE`]), no routes.
     pub fn new(own: impl Into<String>) -> Self {
-        let keepalive = u16::try_from(fairlead_api::names::KEEPALIVE.as_secs()).unwrap_or(25);
+        let keepalive = u16::try_from(fairlead_keys::KEEPALIVE.as_secs()).unwrap_or(25);
         Self {
             own: own.into(),
             excluded: Vec::new(),

@@ -5,7 +5,7 @@ mod display;
 use std::fmt;
 use std::net::IpAddr;
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use ipnet::IpNet;
 
 use crate::prefixes::Unusable;

@@ -8,7 +8,7 @@ use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use ipnet::IpNet;
 
 use crate::gateways::{gateways, location};

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prefix_trie::{PrefixMap, PrefixSet};
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
+use fairlead_keys::{DeviceChange, DeviceState, PublicKey};
 use ipnet::IpNet;
 
 use crate::handover::Takeover;

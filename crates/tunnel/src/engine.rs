@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_api::wireguard::{DeviceChange, PeerConfig, PeerState, PrivateKey, PublicKey};
+use fairlead_keys::{DeviceChange, PeerConfig, PeerState, PrivateKey, PublicKey};
 use fairlead_wireguard::{HandshakeLimiter, Identity, Now, Random, Verdict, read_initiation};
 use fairlead_wireguard::{Kind, kind_of, receiver_index};
 use ipnet::IpNet;

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use nix::libc;
 
 /// Why a device could not be started, changed or asked.

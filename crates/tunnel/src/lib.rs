@@ -1,7 +1,7 @@
 //! WireGuard inside this process, for nodes whose kernel has none.
 //!
 //! What it is: a TUN interface, two UDP sockets and the WireGuard protocol between them, configured with the same
-//! types ([`fairlead_api::wireguard`]) as the kernel's device, and shown by the same tool: `wg show NAME` reads it
+//! types ([`fairlead_keys`]) as the kernel's device, and shown by the same tool: `wg show NAME` reads it
 //! through a UNIX socket. The protocol itself (handshakes, sessions, replay windows, cookies) is [`fairlead_wireguard`].
 //!
 //! What it is not: it gives the interface no addresses and no routes, does not set it up or down, and chooses

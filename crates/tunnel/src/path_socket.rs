@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use socket2::Socket;
 
 use crate::engine::Copies;

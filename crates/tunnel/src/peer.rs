@@ -12,7 +12,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use fairlead_api::wireguard::{PeerConfig, PeerState, PublicKey};
+use fairlead_keys::{PeerConfig, PeerState, PublicKey};
 use fairlead_wireguard::{Decrypted, Identity, ReceiveKey, ReceivedInitiation, Tunnel};
 
 use crate::roaming::Roaming;

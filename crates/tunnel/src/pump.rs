@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use fairlead_api::wireguard::{DeviceChange, DeviceState};
+use fairlead_keys::{DeviceChange, DeviceState};
 use fairlead_wireguard::SystemRandom;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

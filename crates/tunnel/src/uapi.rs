@@ -10,7 +10,7 @@ pub(crate) use server::Server;
 
 /// Parses one request and shows it, with the change it makes to an empty device.
 pub(crate) fn parse(text: &str) -> Result<String, String> {
-    let empty = fairlead_api::wireguard::DeviceState {
+    let empty = fairlead_keys::DeviceState {
         private_key: None,
         listen_port: 0,
         fwmark: 0,

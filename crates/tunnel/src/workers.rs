@@ -274,7 +274,7 @@ impl Drop for Workers {
 mod tests {
     use std::net::SocketAddr;
 
-    use fairlead_api::wireguard::PublicKey;
+    use fairlead_keys::PublicKey;
     use fairlead_wireguard::{ReceiveKey, SendKey};
 
     use super::*;

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use snow::HandshakeState;
 use zeroize::Zeroize;
 

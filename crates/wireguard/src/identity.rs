@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_keys::{PrivateKey, PublicKey};
 use x25519_dalek::StaticSecret;
 use zeroize::Zeroizing;
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use chacha20poly1305::aead::AeadInPlace as _;
 use chacha20poly1305::{KeyInit as _, XChaCha20Poly1305};
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_limits::network;
 use subtle::ConstantTimeEq as _;
 use zeroize::Zeroizing;

@@ -9,7 +9,7 @@ use blake2::digest::{FixedOutput as _, KeyInit as _, Update as _};
 use blake2::{Blake2s256, Blake2sMac, Digest as _};
 use chacha20poly1305::XChaCha20Poly1305;
 use chacha20poly1305::aead::AeadInPlace as _;
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 
 use crate::error::Error;
 use crate::message::{self, Kind, MAC_LENGTH};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use zeroize::Zeroizing;
 
 use crate::error::Error;

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use fairlead_api::resources::WireKubePeer;
-use fairlead_api::wireguard::{PrivateKey, PublicKey};
 use fairlead_demo::World;
+use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_relay::client::{Endpoint, Settings, trust};
 use kube::Api;
 use rcgen::{CertificateParams, KeyPair};

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use fairlead_api::resources::{AddressBlock, WireKubePeer};
-use fairlead_api::wireguard::PublicKey;
 use fairlead_demo::World;
 use fairlead_demo::node::Node;
+use fairlead_keys::PublicKey;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_topology::{Member, Policy, plan};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 

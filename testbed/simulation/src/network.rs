@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_wire::stun;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_path::{
     BIRTHDAY_SOCKETS, Candidate, Config, EndpointReason, Event, Identity, Observation, PathAgent, PeerPaths,
     SocketChange, Source, Transmit, is_private,

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_path::{RelayPort, RelayStun};
 use fairlead_relay::core::{
     Admission, AllocationLimits, Allocations, Limits, LinkId, Output, Relay, StunResponder, Transmit,

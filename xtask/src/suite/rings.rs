@@ -33,6 +33,7 @@ pub(crate) const RINGS: &[Ring] = &[
         packages: &[
             "fairlead-address",
             "fairlead-api",
+            "fairlead-keys",
             "fairlead-limits",
             "fairlead-ipam",
             "fairlead-egress",

@@ -8,7 +8,7 @@ use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
 use super::rules::{CIDR_LENGTH, cidrs, explained, parse_prefixes, wireguard_key};
-use crate::wireguard::{InvalidKey, PresharedKey, PublicKey};
+use fairlead_keys::{InvalidKey, PresharedKey, PublicKey};
 
 /// A WireGuard peer that is not a node.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]

@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use super::location::{Granularity, NodeLocation};
 use super::node_annotations::{MAX_ENTRIES, MAX_POD_PREFIXES, NodeFilters};
 use super::rules::{CIDR_LENGTH, FILTER_LENGTH, cidrs, host_and_port, parse_prefixes, wireguard_key};
-use crate::names::KEEPALIVE;
-use crate::wireguard::{InvalidKey, PublicKey};
+use fairlead_keys::KEEPALIVE;
+use fairlead_keys::{InvalidKey, PublicKey};
 
 /// The identity of a node and how to reach it.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
+use fairlead_keys::{DeviceChange, DeviceState, PublicKey};
 use fairlead_netlink::route::{self, RouteSocket};
 use ipnet::IpNet;
 

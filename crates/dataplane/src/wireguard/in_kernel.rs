@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use fairlead_api::names::MARK_FROM_WIREGUARD;
-use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
+use fairlead_keys::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
 use fairlead_netlink::route::{self, RouteSocket};
 use fairlead_netlink::wireguard::{DeviceUpdate, PeerUpdate, WireGuard, add_link};
 use ipnet::IpNet;

@@ -5,7 +5,7 @@
 
 use std::time::SystemTime;
 
-use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
+use fairlead_keys::{DeviceChange, DeviceState, PublicKey};
 use fairlead_netlink::route::{self, RouteSocket};
 use fairlead_netlink::wireguard::{WireGuard, add_link};
 

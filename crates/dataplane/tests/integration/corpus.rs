@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use fairlead_api::wireguard::PublicKey;
 use fairlead_dataplane::pods::PodAlias;
+use fairlead_keys::PublicKey;
 
 #[test]
 fn kept_inputs_never_panic_and_some_are_good() {

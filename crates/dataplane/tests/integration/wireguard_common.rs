@@ -7,11 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use fairlead_api::wireguard::{
-    DeviceChange, DeviceConfig, DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey,
-};
 use fairlead_dataplane::mesh::{Applier, Bypass, MeshState};
 use fairlead_dataplane::wireguard::{Backend, Preference, Settings, WireGuardDevice, open};
+use fairlead_keys::{DeviceChange, DeviceConfig, DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey};
 use fairlead_netlink::changes_sent;
 
 use crate::mesh_common::{Namespace, run};

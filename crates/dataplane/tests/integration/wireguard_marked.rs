@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use fairlead_api::wireguard::{DeviceChange, DeviceConfig, PeerConfig, PrivateKey, PublicKey};
 use fairlead_dataplane::wireguard::{Error, MarkedDevice, Preference, Settings};
+use fairlead_keys::{DeviceChange, DeviceConfig, PeerConfig, PrivateKey, PublicKey};
 use fairlead_netlink::wireguard::WireGuard;
 
 use crate::mesh_common::{in_namespace, run};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_wire::discovery::server::{self, WatchResponse};
 use fairlead_wire::discovery::{Affiliate, ClusterSecret, Leftover, MAX_ENDPOINTS, MAX_ID, OpenError};
 

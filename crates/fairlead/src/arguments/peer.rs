@@ -1,7 +1,7 @@
 //! Arguments of `fairlead peer`.
 
 use clap::{Args, Subcommand};
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 
 use super::{ApiArguments, PeerAdd, PeerList, PeerRemove, PeerShow};
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_address::{Endpoint, is_private};
 use fairlead_api::resources::{EndpointDiscoveryMethod, NatType, WireKubePeer};
-use fairlead_api::wireguard::PeerState;
+use fairlead_keys::PeerState;
 use kube::ResourceExt as _;
 
 /// Entry nodes of a Peer whose user names none.
@@ -159,7 +159,7 @@ mod tests {
     fn node(name: &str, endpoint: Option<&str>, method: &str, nat: &str) -> WireKubePeer {
         serde_json::from_value(json!({
             "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubePeer", "metadata": { "name": name },
-            "spec": { "publicKey": fairlead_api::wireguard::PublicKey([1; 32]).to_string(), "endpoint": endpoint },
+            "spec": { "publicKey": fairlead_keys::PublicKey([1; 32]).to_string(), "endpoint": endpoint },
             "status": { "endpointDiscoveryMethod": method, "natType": nat },
         }))
         .unwrap()

@@ -6,10 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use anyhow::{Context as _, bail};
 use fairlead_api::names::LINK_ALIAS_CONNECT;
-use fairlead_api::wireguard::{DeviceConfig, DeviceState, PeerConfig, PrivateKey, PublicKey};
 use fairlead_dataplane::routes::Difference;
 use fairlead_dataplane::uplink::has_ipv6;
 use fairlead_dataplane::wireguard::{MarkedDevice, Settings};
+use fairlead_keys::{DeviceConfig, DeviceState, PeerConfig, PrivateKey, PublicKey};
 use fairlead_netlink::Message;
 use fairlead_netlink::route::{
     Address, AddressFlags, Route, RouteSocket, Scope, add_address, add_route, delete_address, delete_route,

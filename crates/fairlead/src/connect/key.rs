@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt 
 use std::path::Path;
 
 use anyhow::Context as _;
-use fairlead_api::wireguard::PrivateKey;
+use fairlead_keys::PrivateKey;
 
 use crate::peer::private_key_of;
 

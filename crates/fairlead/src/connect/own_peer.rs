@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use fairlead_api::names::{LABEL_MANAGED_BY, MANAGED_BY_CONNECT};
 use fairlead_api::resources::{KiloPeer, KiloPeerSpec};
-use fairlead_api::wireguard::{PresharedKey, PublicKey};
+use fairlead_keys::{PresharedKey, PublicKey};
 use ipnet::IpNet;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, ResourceExt as _};

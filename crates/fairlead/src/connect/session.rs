@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use fairlead_api::resources::KiloPeer;
-use fairlead_api::wireguard::{PeerConfig, PublicKey};
 use fairlead_cluster::subsystem::Supervisor;
 use fairlead_dataplane::wireguard::{Preference, Settings};
+use fairlead_keys::{PeerConfig, PublicKey};
 use fairlead_members::configuration::{ConfiguredPeer, entry_nodes};
 use kube::api::ListParams;
 use kube::{Api, Client, Config, ResourceExt as _};

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail, ensure};
 use fairlead_address::PrefixSet;
 use fairlead_api::resources::{KiloPeer, KiloPeerSpec, PeerEndpoint, PresharedKeyRef, WireKubePeer};
-use fairlead_api::wireguard::{PresharedKey, PrivateKey, PublicKey};
+use fairlead_keys::{PresharedKey, PrivateKey, PublicKey};
 use ipnet::{IpNet, Ipv4Net};
 use kube::Api;
 use kube::api::{DynamicObject, PostParams};

@@ -83,7 +83,7 @@ impl Machine {
 
 #[cfg(test)]
 mod tests {
-    use fairlead_api::wireguard::PublicKey;
+    use fairlead_keys::PublicKey;
     use fairlead_members::configuration::ConfiguredPeer;
 
     use super::*;

@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use fairlead_api::resources::{RevokedPeer, WireKubeMesh, WireKubePeer};
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fairlead_api::resources::WireKubePeer;
-use fairlead_api::wireguard::PublicKey;
 use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::lean;
 use fairlead_cluster::subsystem::{Readiness, Subsystem};
+use fairlead_keys::PublicKey;
 use fairlead_relay::access::Authorizer;
 use fairlead_relay::core::Admission;
 use futures::Stream;

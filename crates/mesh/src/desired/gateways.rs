@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use fairlead_address::is_host;
 use fairlead_api::resources::Granularity;
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_topology::{Member, PeerPlan, Plan};
 use ipnet::IpNet;
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_address::{Endpoint, PrefixSet};
-use fairlead_api::names::KEEPALIVE;
-use fairlead_api::wireguard::{PeerConfig, PublicKey};
+use fairlead_keys::KEEPALIVE;
+use fairlead_keys::{PeerConfig, PublicKey};
 use fairlead_path::{
     BirthdayPolicy, Candidate, MAX_CANDIDATES, NatType, OwnView, PeerPaths, PeerView, birthday_side, order,
 };

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use fairlead_api::resources::Granularity;
-use fairlead_api::wireguard::PublicKey;
 use fairlead_dataplane::mesh::{NarrowRoute, PlainRoute};
 use fairlead_dataplane::uplink::{HostNetwork, Ignored};
+use fairlead_keys::PublicKey;
 use fairlead_topology::{self as topology, BlockRoute, Down, OwnAddress, Plan};
 
 use super::{DesiredPeer, Host};

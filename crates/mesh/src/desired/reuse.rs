@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use fairlead_address::PrefixSet;
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_path::{NatType, OwnView};
 use fairlead_topology::{Member, PeerPlan, changes};
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_topology::Member;
 
 use crate::inputs::Inputs;

@@ -1,6 +1,6 @@
 use fairlead_address::{EndpointFilters, Nat64Prefix};
 use fairlead_api::resources::{Encapsulation, Granularity, NodeFilters, Topology};
-use fairlead_api::wireguard::PrivateKey;
+use fairlead_keys::PrivateKey;
 use fairlead_members::departures::{Departures, Revoked};
 use fairlead_path::BirthdayPolicy;
 use fairlead_topology::{Endpoints, InternalAddress, Member, MemberRecord, Site, Source, merge};

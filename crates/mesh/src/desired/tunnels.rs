@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fairlead_api::resources::Encapsulation;
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_topology::{self as topology, Plan};
 use ipnet::IpNet;
 

@@ -1,6 +1,6 @@
 mod staging;
 
-use fairlead_api::wireguard::{PeerState, PrivateKey, PublicKey};
+use fairlead_keys::{PeerState, PrivateKey, PublicKey};
 use fairlead_path::NatType;
 
 use super::*;

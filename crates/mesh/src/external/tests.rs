@@ -15,10 +15,8 @@ fn laptop(endpoint: Option<&str>) -> Member {
     laptop.claims = vec!["10.9.0.1/32".parse().unwrap()];
     laptop.persistent_keepalive = Some(0);
     laptop.endpoints.manual = endpoint.map(|text| text.parse().unwrap());
-    laptop.external = Some(External {
-        preshared_key: Some(fairlead_api::wireguard::PresharedKey([3; 32])),
-        ..External::default()
-    });
+    laptop.external =
+        Some(External { preshared_key: Some(fairlead_keys::PresharedKey([3; 32])), ..External::default() });
     laptop
 }
 

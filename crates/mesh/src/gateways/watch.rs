@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Instant;
 
-use fairlead_api::wireguard::PublicKey;
 use fairlead_dataplane::wireguard::Backend;
+use fairlead_keys::PublicKey;
 use fairlead_path::{PingOutcome, State};
 use fairlead_topology::Down;
 use fairlead_tunnel::EchoSockets;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fairlead_api::resources::{
     CandidateType, EndpointDiscoveryMethod, EntryTerm, IceCandidate, ObservedEndpoint,
 };
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_path::{NatType, is_private};
 
 use super::Facts;

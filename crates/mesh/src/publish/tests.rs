@@ -3,8 +3,8 @@ use std::time::SystemTime;
 
 use fairlead_address::AddressFilter;
 use fairlead_api::resources::{CandidateType, EndpointDiscoveryMethod, Granularity, IceCandidate};
-use fairlead_api::wireguard::{PeerConfig, PeerState};
 use fairlead_dataplane::wireguard::PortAccess;
+use fairlead_keys::{PeerConfig, PeerState};
 use fairlead_path::{Reason, Status};
 use fairlead_topology::{Problem, Sources};
 

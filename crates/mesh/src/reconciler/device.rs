@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
 use fairlead_dataplane::wireguard::{
     self, Backend, PathSocketFailure, PathSocketHealth, PendingHandover, PortAccess, Preference,
     WireGuardDevice,
 };
+use fairlead_keys::{DeviceChange, DeviceState, PublicKey};
 use ipnet::IpNet;
 
 use crate::kernel::Kernel;

@@ -6,8 +6,8 @@
 use std::time::{Duration, Instant};
 
 use fairlead_api::names::MARK_FROM_WIREGUARD;
-use fairlead_api::wireguard::{DeviceChange, DeviceState};
 use fairlead_dataplane::wireguard::WireGuardDevice;
+use fairlead_keys::{DeviceChange, DeviceState};
 use tokio::sync::watch;
 
 use crate::inputs::Inputs;

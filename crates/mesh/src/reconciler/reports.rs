@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use fairlead_api::wireguard::PublicKey;
 use fairlead_dataplane::wireguard::WireGuardDevice;
+use fairlead_keys::PublicKey;
 use fairlead_path::State;
 use fairlead_topology::{Member, Sources};
 use ipnet::IpNet;

@@ -3,10 +3,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use fairlead_api::resources::{Encapsulation, Granularity};
-use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PrivateKey};
 use fairlead_dataplane::mesh::MeshState;
 use fairlead_dataplane::uplink::HostNetwork;
 use fairlead_dataplane::wireguard::{Backend, PathDatagram, Preference};
+use fairlead_keys::{DeviceChange, DeviceState, PeerConfig, PrivateKey};
 use fairlead_netlink::route::{Address, AddressFlags, Link, LinkLayer, Scope};
 use fairlead_path::{Candidate, Identity, PathAgent, PeerPaths, Source, State};
 use fairlead_topology::{InternalAddress, Member, Site};

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use fairlead_api::names::{ANNOTATION_ENDPOINT, ANNOTATION_KILO_KEEPALIVE};
 use fairlead_api::resources::WireKubeMesh;
-use fairlead_api::wireguard::PrivateKey;
 use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::subsystem::Supervisor;
 use fairlead_dataplane::kernel_watch::KernelWatch;
 use fairlead_dataplane::wireguard::Preference;
+use fairlead_keys::PrivateKey;
 use fairlead_members::departures::Session;
 use fairlead_members::membership::Membership;
 use fairlead_members::{MemberSource, SourceProblem};

@@ -84,7 +84,7 @@ impl SavedDepartures {
 
 #[cfg(test)]
 mod tests {
-    use fairlead_api::wireguard::PublicKey;
+    use fairlead_keys::PublicKey;
 
     use super::*;
 

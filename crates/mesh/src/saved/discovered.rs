@@ -251,7 +251,7 @@ impl StateFile {
 
 #[cfg(test)]
 mod tests {
-    use fairlead_api::wireguard::PublicKey;
+    use fairlead_keys::PublicKey;
     use jiff::SignedDuration;
 
     use super::*;

@@ -1,6 +1,6 @@
 use std::os::unix::fs::PermissionsExt as _;
 
-use fairlead_api::wireguard::PresharedKey;
+use fairlead_keys::PresharedKey;
 use fairlead_topology::{External, Since};
 
 use super::*;

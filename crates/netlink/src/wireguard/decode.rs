@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::time::{Duration, SystemTime};
 
-use fairlead_api::wireguard::{DeviceState, PeerState, PrivateKey, PublicKey};
+use fairlead_keys::{DeviceState, PeerState, PrivateKey, PublicKey};
 use ipnet::IpNet;
 use nix::libc;
 

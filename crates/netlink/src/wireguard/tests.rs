@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
-use fairlead_api::wireguard::PeerConfig;
+use fairlead_keys::PeerConfig;
 use proptest::prelude::*;
 
 use super::*;

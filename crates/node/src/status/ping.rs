@@ -114,7 +114,7 @@ fn describe(report: &Report, change: &path_history::PathChange) -> PathChange {
 
 #[cfg(test)]
 mod tests {
-    use fairlead_api::wireguard::PublicKey;
+    use fairlead_keys::PublicKey;
     use fairlead_path::{Reason, State, Status};
     use fairlead_topology::Sources;
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use fairlead_address::AddressFilter;
-use fairlead_api::wireguard::{PeerConfig, PeerState, PublicKey};
 use fairlead_dataplane::wireguard::{Backend, PortAccess};
+use fairlead_keys::{PeerConfig, PeerState, PublicKey};
 use fairlead_mesh::path_port::PathCounters;
 use fairlead_mesh::port_mapping::PortMappings;
 use fairlead_mesh::report::{PeerReport, Report};

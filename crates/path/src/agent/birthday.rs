@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use fairlead_address::canonical;
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_wire::probe::{Message, PortSequence, TransactionId, is_probe};
 use fairlead_wire::stun::binding_request;
 

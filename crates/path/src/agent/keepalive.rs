@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use fairlead_api::names::KEEPALIVE;
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::KEEPALIVE;
+use fairlead_keys::PublicKey;
 
 use super::{Event, PathAgent, Peer};
 use crate::rotation::{State, Status};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 
 use super::{Event, PathAgent};
 

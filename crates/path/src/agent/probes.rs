@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_address::{Nat64Prefix, without_nat64};
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_wire::probe::Message;
 
 use super::{Event, PathAgent, Transmit};

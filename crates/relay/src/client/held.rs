@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 
 /// How long the newest handshake initiation to a peer is held for a link to the relay, or for the peer.
 pub const INITIATION_HELD: Duration = Duration::from_secs(1);

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_wire::relay::{Frame, Notice, StunServer};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{sleep_until, timeout};

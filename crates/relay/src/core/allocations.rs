@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_limits::{Rate, TokenBucket};
 use fairlead_wire::stun::is_stun;
 use fairlead_wire::stun::server::{nonce, parse_request, stale_nonce, success};

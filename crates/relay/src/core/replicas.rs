@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_wire::relay::replica::{ReplicaFrame, ReplicaRegistration};
 use fairlead_wire::relay::{ErrorReason, Frame};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_wire::relay::{
     ALPN, ErrorReason, Frame, Hello, MAX_HANDSHAKE_BODY, MIN_VERSION, Parsed, Registered, VERSION, signed,
 };

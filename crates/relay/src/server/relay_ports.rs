@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use fairlead_address::canonical;
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use socket2::SockRef;
 use tokio::net::UdpSocket;
 use tokio_util::task::AbortOnDropHandle;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_relay::access::FileAuthorizer;
 use fairlead_relay::client::{self, Connection, Endpoint, Proxy, Receiver, Sender, connect};
 use fairlead_relay::core::{AllocationLimits, Limits};

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 
 use super::*;
 use crate::member::Since;

@@ -1,6 +1,6 @@
 use std::net::IpAddr;
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use ipnet::IpNet;
 use proptest::prelude::*;
 

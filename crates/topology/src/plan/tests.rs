@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use ipnet::IpNet;
 
 use super::*;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use ipnet::IpNet;
 
 use crate::claims::MIN_LENGTH;

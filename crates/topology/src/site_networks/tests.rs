@@ -1,4 +1,4 @@
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 
 use crate::locations::{Granularity, InternalAddress, Site};
 use crate::member::Member;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 
 use crate::udp::Path;
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 
 use crate::udp::Path;
 

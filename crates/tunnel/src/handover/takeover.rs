@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path as FilePath;
 use std::time::{Duration, Instant};
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 
 use super::frame::{self, Frame, Offer, PeerSnapshot};
 use super::link::{Link, MAX_MESSAGE_LENGTH, Received};

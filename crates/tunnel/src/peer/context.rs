@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::SystemTime;
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_wireguard::{Now, Random};
 
 use crate::engine::BothWays;

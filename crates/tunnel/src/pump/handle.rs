@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use fairlead_api::wireguard::{DeviceChange, DeviceState, PublicKey};
+use fairlead_keys::{DeviceChange, DeviceState, PublicKey};
 use ipnet::IpNet;
 
 use crate::Error;

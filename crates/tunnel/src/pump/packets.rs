@@ -273,7 +273,7 @@ fn send_by(sockets: &Sockets, path: &mut Path, batch: &Batch) -> io::Result<()> 
 mod tests {
     use std::net::SocketAddr;
 
-    use fairlead_api::wireguard::{DeviceChange, PeerConfig, PrivateKey};
+    use fairlead_keys::{DeviceChange, PeerConfig, PrivateKey};
 
     use super::*;
     use crate::ecn::Ecn;

@@ -1,6 +1,6 @@
 use std::thread::JoinHandle;
 
-use fairlead_api::wireguard::{DeviceChange, PeerConfig, PrivateKey};
+use fairlead_keys::{DeviceChange, PeerConfig, PrivateKey};
 use testbed_netns::{Namespace, in_namespace, sh};
 
 use super::*;

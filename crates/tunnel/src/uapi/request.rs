@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use fairlead_api::wireguard::{DeviceChange, DeviceState, PeerConfig, PrivateKey, PublicKey};
+use fairlead_keys::{DeviceChange, DeviceState, PeerConfig, PrivateKey, PublicKey};
 use ipnet::IpNet;
 
 /// A parsed request.
@@ -217,7 +217,7 @@ fn key(value: &str) -> Result<[u8; 32], Refused> {
 
 #[cfg(test)]
 mod tests {
-    use fairlead_api::wireguard::PeerState;
+    use fairlead_keys::PeerState;
     use proptest::prelude::*;
 
     use super::*;

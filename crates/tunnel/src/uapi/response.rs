@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
 
-use fairlead_api::wireguard::{DeviceState, PeerState, PublicKey};
+use fairlead_keys::{DeviceState, PeerState, PublicKey};
 
 /// The answer to `get=1`, with its empty line.
 pub(crate) fn describe(state: &DeviceState) -> String {
@@ -70,7 +70,7 @@ pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
-    use fairlead_api::wireguard::{PeerConfig, PrivateKey};
+    use fairlead_keys::{PeerConfig, PrivateKey};
 
     use super::*;
 

@@ -12,7 +12,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fairlead_api::wireguard::{DeviceChange, PeerConfig, PeerState, PrivateKey, PublicKey};
+use fairlead_keys::{DeviceChange, PeerConfig, PeerState, PrivateKey, PublicKey};
 use fairlead_tunnel::{Device, Error, Settings};
 pub(crate) use testbed_netns::Namespace;
 

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use crate::common::{
     MTU, NAME, Node, PORT, TIMEOUT, cable, keys, namespace, pair, set_peer, start_again, transfer, until,
 };
-use fairlead_api::wireguard::{DeviceChange, PrivateKey};
+use fairlead_keys::{DeviceChange, PrivateKey};
 use fairlead_tunnel::{Device, Error, Settings};
 
 #[test]
@@ -423,7 +423,7 @@ fn a_thousand_peers_are_taken_and_shown() {
         key[..4].copy_from_slice(&number.to_be_bytes());
         let [_, _, high, low] = number.to_be_bytes();
         let one = set_peer(
-            fairlead_api::wireguard::PublicKey(key),
+            fairlead_keys::PublicKey(key),
             Some("192.0.2.2:51820"),
             &[format!("10.9.{high}.{low}/32")],
         );

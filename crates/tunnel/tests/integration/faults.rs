@@ -5,7 +5,7 @@ use std::io;
 use std::net::UdpSocket;
 
 use crate::common::{NAME, Namespace, Node, PORT, namespace, pair, set_peer, transfer, until};
-use fairlead_api::wireguard::DeviceChange;
+use fairlead_keys::DeviceChange;
 use fairlead_tunnel::{Device, Error, Settings};
 use nix::libc;
 use nix::sys::socket::{getsockopt, sockopt};

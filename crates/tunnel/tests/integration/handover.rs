@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::common::handover::{Handover, Pings, assert_lossless};
 use crate::common::{NAME, PORT, TIMEOUT, cable, keys, pair, set_peer, until};
-use fairlead_api::wireguard::DeviceChange;
+use fairlead_keys::DeviceChange;
 use fairlead_tunnel::{Device, Settings};
 
 #[test]

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use crate::common::{NAME, Namespace, Node, cable, keys, set_peer, transfer, until};
-use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_keys::{PrivateKey, PublicKey};
 
 const INNER: [&str; 2] = ["10.8.0.9/32", "fd00:8::9/128"];
 
@@ -96,9 +96,9 @@ fn sessions_are_renewed_under_load() {
         let transfers = scope.spawn(|| exchange(&node, &kernel));
         while !transfers.is_finished() {
             let handshakes = std::iter::once(kernel.public).collect();
-            node.change(&fairlead_api::wireguard::DeviceChange {
+            node.change(&fairlead_keys::DeviceChange {
                 handshakes,
-                ..fairlead_api::wireguard::DeviceChange::default()
+                ..fairlead_keys::DeviceChange::default()
             });
             // Longer than a round trip of a machine that is emulated beside others.
             std::thread::sleep(std::time::Duration::from_secs(1));

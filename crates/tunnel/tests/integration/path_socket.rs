@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use crate::common::handover::{Pings, assert_lossless};
 use crate::common::{Node, PORT, TIMEOUT, pair, until};
-use fairlead_api::wireguard::DeviceChange;
+use fairlead_keys::DeviceChange;
 use fairlead_tunnel::{PathDatagram, PathSocket};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 

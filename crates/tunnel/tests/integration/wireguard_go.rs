@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::common::handover::{Handover, Pings, assert_lossless};
 use crate::common::wireguard_go::{INNER, Judge};
 use crate::common::{NAME, Namespace, Node, cable, set_peer, transfer, until};
-use fairlead_api::wireguard::PrivateKey;
+use fairlead_keys::PrivateKey;
 
 fn exchange(node: &Node, judge: &Judge) {
     for address in ["10.8.0.9", "fd00:8::9"] {

@@ -9,7 +9,7 @@ use crate::common::flow::{Flow, Pace};
 use crate::common::forwarder::Forwarder;
 use crate::common::wireguard_go::{INNER, Judge};
 use crate::common::{NAME, Namespace, Node, PORT, cable, set_peer, transfer, until};
-use fairlead_api::wireguard::DeviceChange;
+use fairlead_keys::DeviceChange;
 use nix::libc;
 use socket2::{Domain, Protocol, Socket, Type};
 

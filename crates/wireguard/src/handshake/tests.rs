@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use fairlead_api::wireguard::PrivateKey;
+use fairlead_keys::PrivateKey;
 use proptest::prelude::*;
 
 use super::*;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use fairlead_api::wireguard::PrivateKey;
+use fairlead_keys::PrivateKey;
 
 use super::{Now, Tunnel};
 use crate::error::Error;

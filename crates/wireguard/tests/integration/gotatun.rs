@@ -6,7 +6,7 @@ use std::time::{Instant, SystemTime};
 
 use chacha20poly1305::aead::AeadInPlace as _;
 use chacha20poly1305::{ChaCha20Poly1305, KeyInit as _};
-use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_wireguard::{
     Error, HandshakeLimiter, Identity, Initiation, Initiator, MacSender, SessionKeys, SystemRandom, Tai64n,
     Verdict, initiate, public_key, read_initiation,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use fairlead_api::wireguard::PrivateKey;
+use fairlead_keys::PrivateKey;
 use fairlead_wireguard::{Identity, Now, SystemRandom, Tunnel, read_initiation, receiver_index};
 
 const TUNNELS: u32 = 600;

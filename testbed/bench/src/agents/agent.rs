@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_path::{Config, Event, Identity, Observation, PathAgent, PeerPaths, RelayPath, Status};
 use fairlead_relay::client::{LinkQueue, LinkStatus, Settings, keep_connected};
 use fairlead_relay::proof;

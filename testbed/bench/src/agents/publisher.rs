@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Result;
 use fairlead_api::resources::WireKubePeerStatus;
-use fairlead_api::wireguard::{PeerConfig, PeerState, PublicKey};
+use fairlead_keys::{PeerConfig, PeerState, PublicKey};
 use fairlead_mesh::pause_after_write;
 use fairlead_mesh::publish::{Facts, desired, publish_status, urgency};
 use fairlead_mesh::relay::{RelayReport, RelayTransport};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use fairlead_address::AddressFilter;
-use fairlead_api::wireguard::{PeerConfig, PeerState, PublicKey};
 use fairlead_dataplane::wireguard::Backend;
+use fairlead_keys::{PeerConfig, PeerState, PublicKey};
 use fairlead_mesh::path_port::PathCounters;
 use fairlead_mesh::port_mapping::PortMappings;
 use fairlead_mesh::publish::{Facts, desired, observes, urgency};

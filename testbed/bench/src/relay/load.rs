@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_relay::client::{Endpoint, LinkQueue, LinkStatus, Settings, keep_connected, trust};
 use fairlead_relay::proof;
 use futures::{StreamExt, TryStreamExt, stream};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_relay::client::{LinkQueue, RelayPort, Settings};
 use fairlead_relay::proof;
 use fairlead_wire::stun::server::AuthenticatedRequest;

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_keys::{PrivateKey, PublicKey};
 use testbed_lab::{Lab, Namespace};
 
 use super::pair::{INTERFACE, PORT, wait_for_device};

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use fairlead_api::wireguard::PrivateKey;
+use fairlead_keys::PrivateKey;
 use tempfile::TempDir;
 use testbed_lab::{Lab, Namespace, Process};
 

@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_path::{
     Candidate, Config, Event, Identity, Observation, PathAgent, PeerPaths, Source, Transmit,
 };

@@ -1,4 +1,4 @@
-use fairlead_api::wireguard::{DeviceConfig, PrivateKey};
+use fairlead_keys::{DeviceConfig, PrivateKey};
 use proptest::prelude::*;
 
 use super::*;

@@ -1,6 +1,6 @@
 //! On which port a node listens, and what it publishes.
 
-use fairlead_api::wireguard::DeviceChange;
+use fairlead_keys::DeviceChange;
 
 use super::*;
 

@@ -1,6 +1,6 @@
 //! An agent in a network whose NAT64 has the prefix 2001:db8:64::/96.
 
-use fairlead_api::wireguard::PrivateKey;
+use fairlead_keys::PrivateKey;
 use x25519_dalek::StaticSecret;
 
 use super::*;

@@ -1,7 +1,7 @@
 //! Two agents and a relay between them: what each tells the other of itself.
 
 use fairlead_address::{AddressFilter, EndpointFilters, Nat64, Nat64Prefix, PrefixSet};
-use fairlead_api::wireguard::PrivateKey;
+use fairlead_keys::PrivateKey;
 use fairlead_wire::probe::{self, CandidateKind, Epoch, Message, ProbeKeys, TransactionId};
 use x25519_dalek::StaticSecret;
 

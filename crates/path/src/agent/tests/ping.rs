@@ -1,4 +1,4 @@
-use fairlead_api::wireguard::PrivateKey;
+use fairlead_keys::PrivateKey;
 use x25519_dalek::StaticSecret;
 
 use super::*;

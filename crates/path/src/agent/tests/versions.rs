@@ -1,6 +1,6 @@
 //! A hypothetical build that has version 2 of the protocol, against this one: what `docs/path-protocol.md` promises of versions.
 
-use fairlead_api::wireguard::PrivateKey;
+use fairlead_keys::PrivateKey;
 use fairlead_wire::probe::{Message, ProbeKeys, TransactionId};
 use x25519_dalek::StaticSecret;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_relay::client::{LinkQueue, LinkStatus, keep_connected};
 use fairlead_wire::relay::Frame;
 use tokio::sync::watch;

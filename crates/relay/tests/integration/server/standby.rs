@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use fairlead_api::wireguard::PublicKey;
+use fairlead_keys::PublicKey;
 use fairlead_relay::client::{LinkQueue, LinkStatus, keep_connected};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use fairlead_api::wireguard::{DeviceChange, PublicKey};
+use fairlead_keys::{DeviceChange, PublicKey};
 use fairlead_tunnel::{Device, Error, PendingHandover, Settings};
 use tempfile::TempDir;
 

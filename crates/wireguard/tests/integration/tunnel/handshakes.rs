@@ -414,7 +414,7 @@ fn a_peer_under_load_gets_its_cookie_back() {
 
 #[test]
 fn a_peer_of_low_order_is_not_called() {
-    let peer = fairlead_api::wireguard::PublicKey([0; 32]);
+    let peer = fairlead_keys::PublicKey([0; 32]);
     let (a, _, clock) = strangers();
     let mut tunnel = Tunnel::new(a.identity, peer, None);
     assert!(tunnel.initiate(true, 1, clock.now(), &mut crate::tunnel::support::Seeded(1)).is_none());

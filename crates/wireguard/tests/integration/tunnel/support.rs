@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use fairlead_api::wireguard::{PrivateKey, PublicKey};
+use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_wireguard::{
     Due, Error, Identity, Kind, Now, Random, ReceivedInitiation, Response, Tunnel, kind_of, read_initiation,
     receiver_index,
