@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use x25519_dalek::StaticSecret;
 
 /// A key did not parse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -58,6 +59,11 @@ impl FromStr for PrivateKey {
 }
 
 impl PrivateKey {
+    /// The public key of this key, as `wg pubkey` computes it (RFC 7748, section 6.1).
+    pub fn public_key(&self) -> PublicKey {
+        PublicKey(x25519_dalek::PublicKey::from(&StaticSecret::from(self.0)).to_bytes())
+    }
+
     /// The key as `wg(8)` writes it. For key files only.
     pub fn to_base64(&self) -> String {
         STANDARD.encode(self.0)
@@ -99,6 +105,13 @@ mod tests {
     fn secret_keys_are_not_shown() {
         assert_eq!(format!("{:?}", PresharedKey([77; 32])), "PresharedKey(hidden)");
         assert_eq!(format!("{:?}", PrivateKey([8; 32])), "PrivateKey(hidden)");
+    }
+
+    #[test]
+    fn public_keys_are_those_of_the_rfc() {
+        // Bob of RFC 7748, section 6.1.
+        let private: PrivateKey = "XasIfmJKikt54X+Lg4AO5m87sSkmGLb9HC+LJ/+I4Os=".parse().unwrap();
+        assert_eq!(private.public_key().to_string(), "3p7bfXt9wbTTW2HC7OQ1Nz+DQ8hbeGdNrfx+FG+IK08=");
     }
 
     proptest! {

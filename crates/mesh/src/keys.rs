@@ -42,7 +42,7 @@ pub struct NextKey {
 impl Keys {
     /// One that is not being replaced.
     pub fn new(private_key: PrivateKey) -> Self {
-        let public_key = fairlead_tunnel::public_key(&private_key);
+        let public_key = private_key.public_key();
         Self { private_key, public_key, previous: None, next: None }
     }
 
@@ -145,7 +145,7 @@ impl KeyStore {
 
 impl NextKey {
     fn new(private_key: PrivateKey) -> Self {
-        let public_key = fairlead_tunnel::public_key(&private_key);
+        let public_key = private_key.public_key();
         Self { private_key, public_key, waits_for: None }
     }
 }

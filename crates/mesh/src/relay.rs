@@ -245,7 +245,7 @@ impl RelayLink {
 
     fn start<'a>(&'a self, server: RelayServer, key: PrivateKey, port: &'a Arc<LoopbackPort>) -> Running<'a> {
         let (sender, status) = watch::channel(LinkStatus::default());
-        let public_key = fairlead_tunnel::public_key(&key);
+        let public_key = key.public_key();
         let links = Box::pin(async move { self.connect(&server, &key, port, &sender).await });
         Running { links, status, public_key }
     }

@@ -29,7 +29,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use crate::proof::{NoSecret, Transcript, prove, public_key};
+use crate::proof::{NoSecret, Transcript, prove};
 use crate::server::EXPORTER_LABEL;
 use crate::stream::{self, FrameReader, FrameWriter, StreamError};
 use crate::{NOT_SENT, USER_TIMEOUT};
@@ -365,7 +365,7 @@ fn registration(
         proof: [0; 32],
         version,
         instance: settings.instance,
-        key: public_key(&settings.private_key)?,
+        key: settings.private_key.public_key().0,
         name: &settings.endpoint.host,
         token: &settings.token,
         is_standby,

@@ -78,15 +78,6 @@ pub fn prove(
     hmac::sign(&key, &transcript.bytes()).as_ref().try_into().map_err(|_| NoSecret)
 }
 
-/// The public half of a WireGuard key.
-///
-/// # Errors
-/// The cryptography library fails.
-pub fn public_key(private: &PrivateKey) -> Result<[u8; 32], NoSecret> {
-    let private = AgreementKey::from_private_key(&X25519, &private.0).map_err(|_| NoSecret)?;
-    private.compute_public_key()?.as_ref().try_into().map_err(|_| NoSecret)
-}
-
 fn mac_key(private: &AgreementKey, public: [u8; 32], challenge: &[u8; 32]) -> Result<hmac::Key, NoSecret> {
     agree(private, UnparsedPublicKey::new(&X25519, public), NoSecret, |secret| {
         let prk = Salt::new(HKDF_SHA256, challenge).extract(secret);
@@ -118,7 +109,7 @@ mod tests {
 
     fn client() -> (PrivateKey, [u8; 32]) {
         let private = PrivateKey([7; 32]);
-        let public = public_key(&private).unwrap();
+        let public = private.public_key().0;
         (private, public)
     }
 

@@ -134,7 +134,7 @@ impl Engine {
         let Some(key) = change.private_key.as_ref().or(self.private_key()) else {
             return if change.set_peers.is_empty() { Ok(()) } else { Err(Error::NoPrivateKey) };
         };
-        let own = fairlead_wireguard::public_key(key);
+        let own = key.public_key();
         let stays = self.peers.contains_key(&own) && !change.remove_peers.contains(&own);
         if stays || change.set_peers.contains_key(&own) {
             return Err(Error::OwnKey(own));

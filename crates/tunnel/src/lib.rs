@@ -50,7 +50,6 @@ mod workers;
 pub use device::{Device, PendingHandover};
 pub use echo::{EchoSockets, checksum};
 pub use error::Error;
-pub use fairlead_wireguard::public_key;
 pub use icmp_errors::IcmpErrors;
 pub use path_socket::{PathDatagram, PathSocket, PathSocketStats};
 pub use raw_port::{RawPort, Word};

@@ -42,11 +42,6 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// The public key of a private key, as `wg pubkey` computes it.
-pub fn public_key(private: &PrivateKey) -> PublicKey {
-    PublicKey(KeyPair::new(private.0).public)
-}
-
 /// A static or an ephemeral key pair. The private key is erased on drop.
 #[derive(Clone)]
 pub(crate) struct KeyPair {
@@ -122,7 +117,7 @@ pub(crate) mod tests {
         let public = bytes("de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f");
         let alice = bytes("8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a");
         let shared = bytes("4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742");
-        assert_eq!(public_key(&private), PublicKey(public));
+        assert_eq!(private.public_key(), PublicKey(public));
         let identity = Identity::new(&private);
         assert_eq!(identity.public(), PublicKey(public));
         assert_eq!(*identity.pair().agree(alice).unwrap(), shared);

@@ -27,7 +27,7 @@ mod tunnel;
 
 pub use error::Error;
 pub use handshake::{Initiator, ReceivedInitiation, SessionKeys, Tai64n, initiate, read_initiation};
-pub use identity::{Identity, public_key};
+pub use identity::Identity;
 pub use keys::{Decrypted, ReceiveKey, SendKey};
 pub use limiter::{HandshakeLimiter, Verdict};
 pub use mac::MacSender;

@@ -213,7 +213,7 @@ fn choose_port(state: &DeviceState, private_key: &PrivateKey) -> io::Result<u16>
     if state.private_key.as_ref() == Some(private_key) && state.listen_port != 0 {
         return Ok(state.listen_port);
     }
-    let [first, second, ..] = fairlead_tunnel::public_key(private_key).0;
+    let [first, second, ..] = private_key.public_key().0;
     let start = u16::from_be_bytes([first, second]) % (u16::MAX - FIRST_PORT - PORTS);
     let mut ports = (0..PORTS).map(|number| FIRST_PORT + start + number);
     ports

@@ -91,7 +91,7 @@ impl Session {
             None => key::load_or_create(&arguments.state_dir.join("peers"), &name, peer::new_private_key)?,
         };
         let private_key = peer::clamped(private_key);
-        let public_key = fairlead_tunnel::public_key(&private_key);
+        let public_key = private_key.public_key();
         let client = Client::try_from(config).context("cannot create a Kubernetes client")?;
         let mut supervisor = Supervisor::default();
         let caches = Caches::start(supervisor.subsystem("caches"), &client, &name);

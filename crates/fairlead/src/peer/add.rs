@@ -29,7 +29,7 @@ pub(super) async fn run(arguments: &PeerAdd) -> anyhow::Result<ExitCode> {
         (None, None) => Some(new_private_key()),
         (_, key) => key,
     };
-    let derived = || private_key.as_ref().map(fairlead_tunnel::public_key);
+    let derived = || private_key.as_ref().map(PrivateKey::public_key);
     let public_key = arguments.public_key.or_else(derived).context("there is no key")?;
     let spec = spec(arguments, public_key, &cluster)?;
     let preshared_key = spec.preshared_key.clone();

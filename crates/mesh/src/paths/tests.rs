@@ -4,7 +4,7 @@ use super::*;
 
 fn identity(private: u8) -> Identity {
     let private_key = PrivateKey([private; 32]);
-    let public_key = fairlead_tunnel::public_key(&private_key);
+    let public_key = private_key.public_key();
     Identity { private_key, public_key, epoch: [private; 16] }
 }
 

@@ -46,7 +46,7 @@ pub(super) struct Link {
     pub(super) number: u64,
     pub(super) address: Option<IpAddr>,
     /// The key that is registered.
-    pub(super) own: Option<PublicKey>,
+    pub(super) own: PublicKey,
     pub(super) shared: Arc<Shared>,
     /// There is something to write.
     pub(super) waker: Arc<Notify>,
@@ -148,7 +148,7 @@ impl Link {
         match frame {
             Frame::Datagram { peer, payload } | Frame::Probe { peer, payload } => {
                 let peer = PublicKey(*peer);
-                if self.shared.received(&peer, payload, self.own.is_some_and(|own| own < peer)) {
+                if self.shared.received(&peer, payload, self.own < peer) {
                     (self.receive)(peer, payload);
                 }
             }

@@ -7,7 +7,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_keys::PublicKey;
 use fairlead_wire::relay::StunServer;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
@@ -17,7 +16,6 @@ use super::link::{Link, Receive, Report, What};
 use super::plan::{Change, End, Plan, Role};
 use super::queue::{LinkQueue, Writer};
 use super::{ConnectError, Connection, Settings, connect, connect_standby};
-use crate::proof::public_key;
 
 /// How long a link that was replaced still receives: the relay passes it nothing new.
 const REPLACED: Duration = Duration::from_secs(5);
@@ -142,7 +140,7 @@ impl Links {
         let link = Link {
             number,
             address,
-            own: public_key(&self.settings.private_key).ok().map(PublicKey),
+            own: self.settings.private_key.public_key(),
             shared: Arc::clone(&self.queue.0),
             waker: Arc::clone(&waker),
             receive: Arc::clone(&self.receive),

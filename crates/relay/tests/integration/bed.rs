@@ -10,7 +10,7 @@ use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_relay::access::FileAuthorizer;
 use fairlead_relay::client::{self, Connection, Endpoint, Proxy, Receiver, Sender, connect};
 use fairlead_relay::core::{AllocationLimits, Limits};
-use fairlead_relay::proof::{Transcript, prove, public_key};
+use fairlead_relay::proof::{Transcript, prove};
 use fairlead_relay::server::{CertificateFiles, Observer, Rejection, ReplicaSettings, Server, Settings};
 use fairlead_relay::websocket::{Decoder, Role, read_response, request};
 use fairlead_wire::relay::{
@@ -33,7 +33,7 @@ pub(crate) fn key(number: u8) -> PrivateKey {
 }
 
 pub(crate) fn public(number: u8) -> [u8; 32] {
-    public_key(&key(number)).unwrap()
+    key(number).public_key().0
 }
 
 pub(crate) fn encoded(frame: &Frame<'_>) -> Vec<u8> {
@@ -404,7 +404,7 @@ impl Raw {
     }
 
     pub(crate) fn registration(&self, key: &PrivateKey) -> Vec<u8> {
-        self.registration_as(key, public_key(key).unwrap())
+        self.registration_as(key, key.public_key().0)
     }
 
     /// A registration of `claimed`, proved with `key`.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-use fairlead_wireguard::{SystemRandom, public_key};
+use fairlead_wireguard::SystemRandom;
 
 use super::*;
 use crate::offload::{self, VnetHeader};
@@ -57,7 +57,7 @@ impl Node {
     }
 
     fn public(&self) -> PublicKey {
-        public_key(&self.private)
+        self.private.public_key()
     }
 
     fn change(&mut self, change: &DeviceChange) -> Result<Vec<Datagram>, Error> {
@@ -397,7 +397,7 @@ fn two_nodes_with_one_key_cause_neither_panic_nor_message_loop() {
 fn a_new_identity_ends_sessions_and_starts_new_ones() {
     let (mut a, mut b) = connected();
     let fresh = PrivateKey([33; 32]);
-    let mut move_on = set_peer(public_key(&fresh), None, &["10.0.0.1/32"]);
+    let mut move_on = set_peer(fresh.public_key(), None, &["10.0.0.1/32"]);
     move_on.remove_peers.push(a.public());
     b.change(&move_on).unwrap();
     let change = DeviceChange { private_key: Some(fresh.clone()), ..DeviceChange::default() };

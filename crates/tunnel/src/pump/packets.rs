@@ -290,7 +290,7 @@ mod tests {
         };
         let change = DeviceChange {
             private_key: Some(PrivateKey([key; 32])),
-            set_peers: [(crate::public_key(&PrivateKey([peer; 32])), config)].into(),
+            set_peers: [(PrivateKey([peer; 32]).public_key(), config)].into(),
             ..DeviceChange::default()
         };
         pump.engine.apply(&change, Now::read(), &mut pump.out);

@@ -55,7 +55,7 @@ impl End {
         let change = DeviceChange {
             private_key: Some(PrivateKey([own; 32])),
             listen_port: Some(PORT),
-            set_peers: [(crate::public_key(&PrivateKey([other; 32])), config)].into(),
+            set_peers: [(PrivateKey([other; 32]).public_key(), config)].into(),
             ..DeviceChange::default()
         };
         self.handle.change(change).unwrap();

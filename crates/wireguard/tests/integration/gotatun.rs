@@ -9,7 +9,7 @@ use chacha20poly1305::{ChaCha20Poly1305, KeyInit as _};
 use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_wireguard::{
     Error, HandshakeLimiter, Identity, Initiation, Initiator, MacSender, SessionKeys, SystemRandom, Tai64n,
-    Verdict, initiate, public_key, read_initiation,
+    Verdict, initiate, read_initiation,
 };
 use gotatun::noise::index_table::IndexTable;
 use gotatun::noise::rate_limiter::RateLimiter;
@@ -28,14 +28,14 @@ const PACKET: [u8; 32] = [
 /// gotatun with [`THEIRS`], and with a limiter that demands cookies after so many messages in a second.
 fn gotatun(psk: Option<[u8; 32]>, limit: u64) -> (Tunn, RateLimiter) {
     let public = x25519::PublicKey::from(their_public().0);
-    let peer = x25519::PublicKey::from(public_key(&OURS).0);
+    let peer = x25519::PublicKey::from(OURS.public_key().0);
     let limiter = Arc::new(RateLimiter::new(&public, limit));
     let tunnel = Tunn::new(THEIRS.0.into(), peer, psk, None, IndexTable::from_os_rng(), limiter);
     (tunnel, RateLimiter::new(&public, limit))
 }
 
 fn their_public() -> PublicKey {
-    public_key(&THEIRS)
+    THEIRS.public_key()
 }
 
 fn source() -> SocketAddr {
@@ -108,7 +108,7 @@ fn we_initiate_and_gotatun_responds() {
         let (mut tunnel, limiter) = gotatun(psk, 100);
         let (initiator, initiation) = our_initiation(&mut MacSender::new(&their_public()));
         let response = answer(exchange(&mut tunnel, &limiter, &initiation));
-        let mut ours = HandshakeLimiter::new(&public_key(&OURS), Instant::now());
+        let mut ours = HandshakeLimiter::new(&OURS.public_key(), Instant::now());
         assert_eq!(ours.check(source(), &response, Instant::now(), &mut SystemRandom), Verdict::Accept);
         assert_eq!(initiator.finish(&response, Some(&[8; 32])).unwrap_err(), Error::Authentication);
         let keys = initiator.finish(&response, psk.as_ref()).unwrap();
@@ -121,7 +121,7 @@ fn gotatun_initiates_and_we_respond() {
     for psk in [None, Some([7; 32])] {
         let (mut tunnel, limiter) = gotatun(psk, 100);
         let initiation = bytes(tunnel.format_handshake_initiation(false).unwrap());
-        let mut ours = HandshakeLimiter::new(&public_key(&OURS), Instant::now());
+        let mut ours = HandshakeLimiter::new(&OURS.public_key(), Instant::now());
         assert_eq!(ours.check(source(), &initiation, Instant::now(), &mut SystemRandom), Verdict::Accept);
         let received = read_initiation(&Identity::new(&OURS), &initiation).unwrap();
         assert_eq!(received.peer, their_public());
@@ -149,7 +149,7 @@ fn gotatun_demands_a_cookie_and_takes_it() {
 #[test]
 fn we_demand_a_cookie_and_gotatun_sends_it() {
     let (mut tunnel, limiter) = gotatun(None, 100);
-    let mut ours = HandshakeLimiter::new(&public_key(&OURS), Instant::now());
+    let mut ours = HandshakeLimiter::new(&OURS.public_key(), Instant::now());
     let now = Instant::now();
     let first = bytes(tunnel.format_handshake_initiation(true).unwrap());
     let mut verdict = Verdict::Accept;

@@ -11,7 +11,6 @@ use anyhow::{Context, Result};
 use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_path::{Config, Event, Identity, Observation, PathAgent, PeerPaths, RelayPath, Status};
 use fairlead_relay::client::{LinkQueue, LinkStatus, Settings, keep_connected};
-use fairlead_relay::proof;
 use fairlead_wire::probe::is_probe;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -101,7 +100,7 @@ pub(super) fn keys(agents: usize) -> Result<BTreeMap<PublicKey, PrivateKey>> {
         // The lowest bits of the first byte do not count.
         private.iter_mut().skip(1).zip(number.to_le_bytes()).for_each(|(byte, part)| *byte = part);
         let private = PrivateKey(private);
-        Ok((PublicKey(proof::public_key(&private).context("not a private key")?), private))
+        Ok((private.public_key(), private))
     };
     (0..agents).map(key).collect()
 }

@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use fairlead_keys::{PrivateKey, PublicKey};
+use fairlead_keys::PrivateKey;
 use fairlead_relay::client::{Endpoint, LinkQueue, LinkStatus, Settings, keep_connected, trust};
-use fairlead_relay::proof;
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -62,7 +61,7 @@ async fn serve(address: &str, pairs: usize, is_udp: bool) -> Result<()> {
 
 async fn connect_pair(sender: Settings, receiver: Settings) -> Result<Pair> {
     let arrivals = Arc::new(Arrivals::default());
-    let destination = PublicKey(proof::public_key(&receiver.private_key)?);
+    let destination = receiver.private_key.public_key();
     let taken = Arc::clone(&arrivals);
     connect(receiver, Arc::new(move |_, packet: &[u8]| taken.receive(packet))).await?;
     let queue = connect(sender, Arc::new(|_, _: &[u8]| {})).await?;

@@ -6,7 +6,6 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use fairlead_keys::PublicKey;
 use fairlead_relay::client::{LinkQueue, RelayPort, Settings};
-use fairlead_relay::proof;
 use fairlead_wire::stun::server::AuthenticatedRequest;
 use fairlead_wire::stun::{TransactionId, parse_response};
 use tokio::net::UdpSocket;
@@ -23,8 +22,8 @@ const BUFFER: usize = 2048;
 
 /// Connects both clients, and binds a socket of each to the port that the relay has for them.
 pub(super) async fn connect_pair(sender: Settings, receiver: Settings) -> Result<Pair> {
-    let key = |settings: &Settings| anyhow::Ok(PublicKey(proof::public_key(&settings.private_key)?));
-    let (source, destination) = (key(&sender)?, key(&receiver)?);
+    let key = |settings: &Settings| settings.private_key.public_key();
+    let (source, destination) = (key(&sender), key(&receiver));
     // Both first: the relay allocates a port only to clients that it knows.
     let receiver = connect(receiver, Arc::new(|_, _: &[u8]| {})).await?;
     let sender = connect(sender, Arc::new(|_, _: &[u8]| {})).await?;

@@ -209,7 +209,7 @@ pub(super) fn configuration(number: u8) -> String {
         "[Interface]\nPrivateKey = {}\nListenPort = {PORT}\n\
          [Peer]\nPublicKey = {}\nEndpoint = {}:{PORT}\nAllowedIPs = {}/32\n",
         private(number).to_base64(),
-        fairlead_tunnel::public_key(&private(other)),
+        private(other).public_key(),
         outer_address(other),
         inner_address(other)
     )
@@ -257,7 +257,7 @@ mod tests {
         let lines = configuration(1);
         assert!(lines.contains("Endpoint = 192.0.2.2:51820\nAllowedIPs = 10.8.0.2/32\n"), "{lines}");
         assert!(configuration(2).contains("Endpoint = 192.0.2.1:51820\nAllowedIPs = 10.8.0.1/32\n"));
-        let key = fairlead_tunnel::public_key(&PrivateKey([2; 32]));
+        let key = PrivateKey([2; 32]).public_key();
         assert!(lines.contains(&format!("PublicKey = {key}\n")), "{lines}");
     }
 }

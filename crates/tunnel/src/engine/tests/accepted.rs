@@ -23,7 +23,7 @@ fn a_packet_of_a_gateway_that_is_not_in_use_is_accepted_and_answers_go_to_the_on
     assert!(arrives(&mut a, &packet("10.0.0.9", "10.0.0.1", 60)));
     assert!(!arrives(&mut a, &from_behind_b), "b has that address");
     a.engine
-        .accept(&BTreeMap::from([(public_key(&PrivateKey([9; 32])), vec!["10.0.0.2/32".parse().unwrap()])]));
+        .accept(&BTreeMap::from([(PrivateKey([9; 32]).public_key(), vec!["10.0.0.2/32".parse().unwrap()])]));
     assert!(arrives(&mut a, &from_behind_b));
     assert!(!arrives(&mut a, &packet("10.0.0.3", "10.0.0.1", 60)));
     assert_eq!(a.send(&packet("10.0.0.1", "10.0.0.2", 60))[0].peer, Some(b.public()));

@@ -19,7 +19,7 @@ fn keepalives_are_sent_at_once_and_then_at_their_interval() {
 fn each_end_sends_keepalives_whatever_it_receives() {
     let (mut a, mut b) = connected();
     let start = Now::read();
-    for (node, peer) in [(&mut a, b.public()), (&mut b, public_key(&PrivateKey([1; 32])))] {
+    for (node, peer) in [(&mut a, b.public()), (&mut b, PrivateKey([1; 32]).public_key())] {
         let mut change = set_peer(peer, None, &[]);
         change.set_peers.values_mut().for_each(|config| config.persistent_keepalive = Some(25));
         node.change(&change).unwrap();

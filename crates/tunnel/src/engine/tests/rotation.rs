@@ -6,8 +6,8 @@ use super::*;
 fn prepared() -> (Node, Node, PrivateKey) {
     let (a, mut b) = connected();
     let next = PrivateKey([33; 32]);
-    b.change(&set_peer(public_key(&next), None, &[])).unwrap();
-    b.engine.accept(&BTreeMap::from([(public_key(&next), vec!["10.0.0.1/32".parse().unwrap()])]));
+    b.change(&set_peer(next.public_key(), None, &[])).unwrap();
+    b.engine.accept(&BTreeMap::from([(next.public_key(), vec!["10.0.0.1/32".parse().unwrap()])]));
     (a, b, next)
 }
 
@@ -37,7 +37,7 @@ fn no_packet_is_lost_in_either_direction() {
 
     // The peer follows.
     let mut follow = set_peer(a.public(), None, &["10.0.0.1/32"]);
-    follow.remove_peers.push(public_key(&PrivateKey([1; 32])));
+    follow.remove_peers.push(PrivateKey([1; 32]).public_key());
     b.change(&follow).unwrap();
     let (out, answer) = (a.send(&there), b.send(&back));
     exchange(&mut a, &mut b, out, answer);
