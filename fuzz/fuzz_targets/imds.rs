@@ -1,7 +1,7 @@
 //! What the metadata service of EC2 answers, or what another host answers in its place.
 #![no_main]
 
-use fairlead_wire::imds::{parse_public_ipv4, parse_token, public_ipv4_request};
+use fairlead_port_mapping::codec::imds::{parse_public_ipv4, parse_token, public_ipv4_request};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

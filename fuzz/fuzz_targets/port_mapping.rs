@@ -1,7 +1,7 @@
 //! What gateways answer in PCP, NAT-PMP and UPnP. The first byte selects one.
 #![no_main]
 
-use fairlead_wire::{nat_pmp, pcp, upnp};
+use fairlead_port_mapping::codec::{nat_pmp, pcp, upnp};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

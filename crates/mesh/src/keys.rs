@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 
 use fairlead_keys::{PrivateKey, PublicKey};
-use fairlead_wire::pcp::Nonce;
+use fairlead_port_mapping::Nonce;
 use tokio::sync::watch;
 
 use crate::identity::{self, IdentityError};

@@ -16,8 +16,7 @@ use fairlead_cluster::caches::Cache;
 use fairlead_dataplane::kernel_watch::KernelChanges;
 use fairlead_dataplane::uplink::{HostNetwork, Ignored};
 use fairlead_netlink::route::{Change, Link, Route, RouteKind, TABLE_MAIN};
-use fairlead_port_mapping::{Failure, Mapping, PortMapper, Request};
-use fairlead_wire::pcp::Nonce;
+use fairlead_port_mapping::{Failure, Mapping, Nonce, PortMapper, Request};
 use tokio::sync::watch;
 
 use super::problem::MeshProblem;

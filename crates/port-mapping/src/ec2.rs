@@ -8,10 +8,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use fairlead_address::{is_private, is_reachable};
-use fairlead_wire::imds::{self, InvalidResponse, MAX_RESPONSE};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+
+use crate::codec::imds::{self, InvalidResponse, MAX_RESPONSE};
 
 /// The service, on every instance.
 pub const SERVICE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)), 80);

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use fairlead_limits::Backoff;
-use fairlead_wire::upnp::Service;
 use tokio::net::UdpSocket;
 use tokio::time::{sleep, timeout};
 
+use crate::codec::upnp::Service;
 use crate::request::{Failure, Mapping, Request};
 use crate::udp::{self, Epoch};
 use crate::{socket, upnp};

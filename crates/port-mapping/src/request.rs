@@ -5,7 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use fairlead_address::is_reachable;
-use fairlead_wire::pcp::Nonce;
+
+use crate::codec::pcp::Nonce;
 
 /// Shortest mapping that is of use: a shorter one would have to be renewed all the time.
 const MIN_LIFETIME: Duration = Duration::from_secs(10);

@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use fairlead_wire::{nat_pmp, pcp};
 use tokio::net::UdpSocket;
 
+use crate::codec::{nat_pmp, pcp};
 use crate::socket::{self, exchange};
 use crate::{Failure, Mapping, Protocol, Request};
 

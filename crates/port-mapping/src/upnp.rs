@@ -5,13 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use fairlead_wire::http::{Response, parse_response};
-use fairlead_wire::upnp::{
-    self, Action, Answer, Location, PortMapping, SEARCH_GROUP, SEARCH_PORT, SEARCH_TARGETS, Service,
-    ServiceType,
-};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
+use crate::codec::upnp::{
+    self, Action, Answer, Location, PortMapping, SEARCH_GROUP, SEARCH_PORT, SEARCH_TARGETS, Service,
+    ServiceType,
+};
 use crate::socket::{self, ANSWER_WITHIN, MAX_DATAGRAM};
 use crate::{Failure, Mapping, Protocol, Request};
 

@@ -19,29 +19,43 @@ pub struct Response {
 #[error("it is no HTTP response")]
 pub struct NotHttp;
 
-/// The status and the headers that these bytes begin with, and how long they are; `None` while there may be more. Gateways in homes write
-/// headers that no server should: those are left out.
-pub(crate) fn parse_head<'a>(
-    bytes: &'a [u8],
-    headers: &mut [Header<'a>],
-) -> Result<Option<(u16, usize)>, NotHttp> {
-    let mut config = ParserConfig::default();
-    config
-        .allow_spaces_after_header_name_in_responses(true)
-        .allow_obsolete_multiline_headers_in_responses(true)
-        .ignore_invalid_headers_in_responses(true);
-    let mut response = httparse::Response::new(headers);
-    match config.parse_response(&mut response, bytes) {
-        Ok(Status::Complete(length)) => Ok(Some((response.code.ok_or(NotHttp)?, length))),
-        Ok(Status::Partial) => Ok(None),
-        Err(_) => Err(NotHttp),
-    }
+/// The beginning of a response: status and headers.
+pub struct Head<'a> {
+    /// Its status code.
+    pub status: u16,
+    /// Bytes of status and headers: a body begins behind them.
+    length: usize,
+    headers: [Header<'a>; MAX_HEADERS],
 }
 
-/// The value of the first header with this name.
-pub(crate) fn value<'a>(headers: &[Header<'a>], name: &str) -> Option<&'a str> {
-    let header = headers.iter().find(|header| header.name.eq_ignore_ascii_case(name))?;
-    std::str::from_utf8(header.value).ok().map(str::trim)
+impl<'a> Head<'a> {
+    /// The beginning of these bytes; `None` while a part is missing. Gateways in homes write headers that no server should: those
+    /// are left out.
+    ///
+    /// # Errors
+    /// See [`NotHttp`].
+    pub fn parse(bytes: &'a [u8]) -> Result<Option<Self>, NotHttp> {
+        let mut config = ParserConfig::default();
+        config
+            .allow_spaces_after_header_name_in_responses(true)
+            .allow_obsolete_multiline_headers_in_responses(true)
+            .ignore_invalid_headers_in_responses(true);
+        let mut headers = [EMPTY_HEADER; MAX_HEADERS];
+        let mut response = httparse::Response::new(&mut headers);
+        match config.parse_response(&mut response, bytes) {
+            Ok(Status::Complete(length)) => {
+                Ok(Some(Self { status: response.code.ok_or(NotHttp)?, length, headers }))
+            }
+            Ok(Status::Partial) => Ok(None),
+            Err(_) => Err(NotHttp),
+        }
+    }
+
+    /// The value of the first header with this name.
+    pub fn value(&self, name: &str) -> Option<&'a str> {
+        let header = self.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name))?;
+        std::str::from_utf8(header.value).ok().map(str::trim)
+    }
 }
 
 /// Reads what has come of a response, after which the connection `has_ended` or not; `None` while a part is missing.
@@ -50,20 +64,19 @@ pub(crate) fn value<'a>(headers: &[Header<'a>], name: &str) -> Option<&'a str> {
 /// See [`NotHttp`].
 pub fn parse_response(bytes: &[u8], has_ended: bool) -> Result<Option<Response>, NotHttp> {
     let incomplete = || if has_ended { Err(NotHttp) } else { Ok(None) };
-    let mut headers = [EMPTY_HEADER; MAX_HEADERS];
-    let Some((status, length)) = parse_head(bytes, &mut headers)? else { return incomplete() };
-    let rest = bytes.get(length..).unwrap_or_default();
-    let is_chunked = value(&headers, "transfer-encoding")
-        .is_some_and(|coding| coding.to_ascii_lowercase().contains("chunked"));
+    let Some(head) = Head::parse(bytes)? else { return incomplete() };
+    let rest = bytes.get(head.length..).unwrap_or_default();
+    let coding = head.value("transfer-encoding");
+    let is_chunked = coding.is_some_and(|coding| coding.to_ascii_lowercase().contains("chunked"));
     let body = if is_chunked {
         dechunked(rest)?
-    } else if let Some(length) = value(&headers, "content-length") {
+    } else if let Some(length) = head.value("content-length") {
         let length: usize = length.parse().map_err(|_| NotHttp)?;
         rest.get(..length).map(<[u8]>::to_vec)
     } else {
         has_ended.then(|| rest.to_vec())
     };
-    body.map_or_else(incomplete, |body| Ok(Some(Response { status, body })))
+    body.map_or_else(incomplete, |body| Ok(Some(Response { status: head.status, body })))
 }
 
 /// Chunks put together (RFC 9112, section 7.1); `None` while the last one is missing.

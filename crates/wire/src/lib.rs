@@ -5,8 +5,8 @@
 //! are generated from `proto/` at build time, without `protoc`. Only the encoding of a CNI error in a gRPC status is written
 //! by hand: it must be byte for byte that of Coil's Go programs, because programs of both run on one node during an upgrade.
 //!
-//! [`probe`], [`relay`] and [`stun`], and [`nat_pmp`], [`pcp`], [`upnp`] and [`imds`] (over [`http`]) for what is in
-//! front of a host, are sans-I/O codecs. [`discovery`] is the Sidero discovery protocol: its gRPC service, and what its clients encrypt.
+//! [`probe`], [`relay`] and [`stun`], and [`http`] for responses of servers of others, are sans-I/O codecs.
+//! [`discovery`] is the Sidero discovery protocol: its gRPC service, and what its clients encrypt.
 //! [`etcd`] is what our discovery server calls of etcd.
 //! [`egress`] is how node programs register clients at the gateways of an Egress, [`egress_peers`] is what these gateways tell each other.
 //! Nothing here opens a socket or decides anything: bytes come from the caller and go back to the caller.
@@ -17,17 +17,13 @@ pub mod egress;
 pub mod egress_peers;
 pub mod etcd;
 pub mod http;
-pub mod imds;
-pub mod nat_pmp;
 pub mod network;
 pub mod node;
-pub mod pcp;
 pub mod probe;
 pub mod relay;
 pub mod spool;
 mod status;
 pub mod stun;
-pub mod upnp;
 
 /// The `.proto` files as an encoded `google.protobuf.FileDescriptorSet`, for gRPC server reflection.
 pub const FILE_DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -1,5 +1,4 @@
-//! Every input that the fuzz targets `discovery`, `grpc`, `imds`, `port_mapping`, `probe`, `relay`, `relay_replica` and `stun` keep is
-//! read again, without a fuzzer.
+//! Every input that the fuzz targets `discovery`, `grpc`, `probe`, `relay`, `relay_replica` and `stun` keep is read again, without a fuzzer.
 #![cfg(test)]
 
 use std::path::Path;
@@ -11,7 +10,7 @@ use fairlead_wire::discovery::server::{
 use fairlead_wire::discovery::{Affiliate, ClusterSecret};
 use fairlead_wire::probe::{Header, ProbeKeys, parse_candidates};
 use fairlead_wire::relay::replica::parse_replica_frame;
-use fairlead_wire::{etcd, imds, nat_pmp, pcp, relay, stun, upnp};
+use fairlead_wire::{etcd, relay, stun};
 use prost::Message;
 
 fn kept(target: &str) -> Vec<Vec<u8>> {
@@ -40,33 +39,6 @@ fn kept_stun_messages_never_panic_and_some_are_good() {
     let requests: Vec<_> = kept.iter().filter_map(|bytes| stun::server::parse_request(bytes)).collect();
     let authentic = requests.iter().filter(|request| request.is_authentic(&[7; 32])).count();
     assert!(requests.len() > 2 && authentic == 2, "{requests:?}");
-}
-
-#[test]
-fn kept_answers_of_gateways_never_panic_and_some_are_good() {
-    let location = "http://192.0.2.1:5000/root/desc.xml".parse().unwrap();
-    let mut good = [0; 5];
-    for bytes in kept("port_mapping") {
-        let (which, bytes) = bytes.split_first().unwrap();
-        let is_good = match which % 5 {
-            0 => pcp::parse_response(bytes).is_ok(),
-            1 => nat_pmp::parse_response(bytes).is_ok(),
-            2 => upnp::parse_search_response(bytes).is_some(),
-            3 => upnp::best_service(bytes, &location).is_some(),
-            _ => upnp::parse_answer(bytes) != upnp::Answer::default(),
-        };
-        good[usize::from(which % 5)] += usize::from(is_good);
-    }
-    assert_eq!(good, [3, 3, 1, 1, 2]);
-}
-
-#[test]
-fn kept_answers_of_the_metadata_service_never_panic_and_some_are_good() {
-    let kept = kept("imds");
-    let tokens = kept.iter().filter(|bytes| imds::parse_token(bytes).is_ok()).count();
-    let addresses = kept.iter().filter(|bytes| imds::parse_public_ipv4(bytes).is_ok()).count();
-    // An address could be a token.
-    assert_eq!((kept.len(), tokens, addresses), (5, 2, 1));
 }
 
 #[test]

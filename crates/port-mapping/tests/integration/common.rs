@@ -6,8 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fairlead_port_mapping::{Failure, Mapping, PortMapper, Request};
-use fairlead_wire::pcp::Nonce;
+use fairlead_port_mapping::{Failure, Mapping, Nonce, PortMapper, Request};
 use tempfile::TempDir;
 use testbed_netns::Namespace;
 

@@ -3,7 +3,7 @@
 
 use std::net::Ipv4Addr;
 
-use crate::http::{NotHttp, Response, parse_response};
+use fairlead_wire::http::{NotHttp, Response, parse_response};
 
 /// Longest response that is read, and longest token that is sent back.
 pub const MAX_RESPONSE: usize = 8 << 10;

@@ -7,9 +7,7 @@
 use std::fmt::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use httparse::EMPTY_HEADER;
-
-use crate::http;
+use fairlead_wire::http::Head;
 
 /// Where gateways listen for searches (UPnP Device Architecture 1.1, section 1.3.2).
 pub const SEARCH_PORT: u16 = 1900;
@@ -20,8 +18,6 @@ pub const SEARCH_TARGETS: [&str; 2] = [
     "urn:schemas-upnp-org:device:InternetGatewayDevice:1",
     "urn:schemas-upnp-org:device:InternetGatewayDevice:2",
 ];
-/// Most headers that are read of the answer to a search.
-const MAX_HEADERS: usize = 64;
 /// Longest path that is followed.
 const MAX_PATH: usize = 512;
 /// Most services that are read of a description.
@@ -106,10 +102,9 @@ pub fn search_request(target: &str, to: SocketAddr) -> String {
 
 /// The location in the answer to a search; `None` where there is none of use.
 pub fn parse_search_response(datagram: &[u8]) -> Option<Location> {
-    let mut headers = [EMPTY_HEADER; MAX_HEADERS];
-    let (status, _) = http::parse_head(datagram, &mut headers).ok()??;
-    let is_gateway = http::value(&headers, "ST")?.contains("InternetGatewayDevice");
-    (status == 200 && is_gateway).then(|| http::value(&headers, "LOCATION")?.parse().ok()).flatten()
+    let head = Head::parse(datagram).ok()??;
+    let is_gateway = head.value("ST")?.contains("InternetGatewayDevice");
+    (head.status == 200 && is_gateway).then(|| head.value("LOCATION")?.parse().ok()).flatten()
 }
 
 /// The best service of the gateway's description, which was read from `location`. Services at another address than that are
