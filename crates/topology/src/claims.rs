@@ -10,11 +10,11 @@ use fairlead_keys::PublicKey;
 use ipnet::IpNet;
 
 use crate::conflicts::{Entry, Tier};
-use crate::locations::Granularity;
 use crate::member::Member;
-use crate::plan::Policy;
+use crate::policy::Policy;
 use crate::prefixes;
 use crate::problem::{Problem, Refusal};
+use crate::site::Granularity;
 
 /// The shortest prefix a member may have without a grant: `0.0.0.0/0` and its halves would capture what belongs to others.
 pub(crate) const MIN_LENGTH: u8 = 8;

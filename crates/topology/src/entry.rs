@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::member::{Member, peer_name};
-use crate::plan::Policy;
+use crate::policy::Policy;
 use crate::problem::Problem;
 
 /// What this node is to an external member that names it as an entry node.

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use crate::claims::MIN_LENGTH;
 use crate::member::Member;
-use crate::plan::Policy;
+use crate::policy::Policy;
 use crate::prefixes;
 use crate::problem::{Problem, Refusal};
 

@@ -11,9 +11,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fairlead_keys::PublicKey;
 
-use crate::locations::{Granularity, Site};
 use crate::member::Member;
-use crate::plan::Policy;
+use crate::policy::Policy;
+use crate::site::{Granularity, Site};
 
 /// Gateways of a location, unless administrators name more: one that is in use, and one that takes its place.
 const GATEWAYS: usize = 2;
@@ -130,9 +130,6 @@ pub fn gateways<M: Borrow<Member>>(members: &[M]) -> BTreeMap<String, Vec<String
         .map(|(location, list)| (location.to_owned(), list.into_iter().filter_map(name).collect()))
         .collect()
 }
-
-/// Names of gateways that this node knows to be down.
-pub type Down = BTreeSet<String>;
 
 #[cfg(test)]
 mod tests;

@@ -16,82 +16,12 @@ use std::sync::Arc;
 use fairlead_keys::PublicKey;
 use ipnet::IpNet;
 
-use crate::gateways::Down;
 use crate::member::Member;
-use crate::plan::{PeerPlan, Policy};
+use crate::peer::PeerPlan;
+use crate::policy::Policy;
 use crate::problem::Problem;
-use crate::routes::{BlockRoute, OwnAddress};
-
-/// Where a member is.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct Site {
-    /// Name of its location; empty is the location of all members without another.
-    pub location: String,
-    /// Its addresses there, best first. Without any it is a location of its own.
-    pub internal: Vec<InternalAddress>,
-    /// An administrator wants it to be a gateway of its location.
-    pub is_leader: bool,
-    /// It has an address that all others can reach.
-    pub is_public: bool,
-    /// Prefixes of hosts beside it, which are no nodes, and which others reach through it.
-    pub networks: Vec<IpNet>,
-}
-
-/// An address inside of a location.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct InternalAddress {
-    /// The address.
-    pub address: IpAddr,
-    /// Length of its subnet, if an administrator gave it; else what this host has for its own address counts.
-    pub length: Option<u8>,
-}
-
-impl InternalAddress {
-    /// Whether both are in one subnet, as far as this one's length says.
-    fn may_reach(&self, other: IpAddr) -> bool {
-        let network = self.length.and_then(|length| IpNet::new(self.address, length).ok());
-        network.is_none_or(|network| network.contains(&other))
-    }
-}
-
-/// Which packets go without a tunnel.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Granularity {
-    /// None.
-    #[default]
-    Full,
-    /// Those to members of this node's location that are on a subnet with it. This host has these addresses.
-    Cross(Vec<OwnAddress>),
-    /// As `Cross`, and only gateways have tunnels with nodes of other locations.
-    Location {
-        /// Addresses of this host.
-        addresses: Vec<OwnAddress>,
-        /// Gateways that this node uses only if there is no other.
-        down: Down,
-    },
-}
-
-impl Granularity {
-    /// Addresses of this host, where packets inside of the location go without a tunnel.
-    pub(crate) fn addresses(&self) -> Option<&[OwnAddress]> {
-        match self {
-            Self::Cross(addresses) | Self::Location { addresses, .. } => Some(addresses),
-            Self::Full => None,
-        }
-    }
-}
-
-/// To which members of this node's location packets go in IP tunnels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Encapsulation {
-    /// All.
-    Always,
-    /// Those that are on no subnet with this node.
-    CrossSubnet,
-    /// None.
-    #[default]
-    Never,
-}
+use crate::routes::BlockRoute;
+use crate::site::{Encapsulation, InternalAddress, OwnAddress, Site};
 
 /// The IP tunnels of this node inside of its location. A packet in such a tunnel has outer addresses of the same family.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -10,7 +10,7 @@ use fairlead_address::{AddressFilter, Endpoint};
 use fairlead_keys::{PresharedKey, PublicKey};
 use ipnet::IpNet;
 
-use crate::locations::Site;
+use crate::site::Site;
 
 /// Who described a member. The first is believed before the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

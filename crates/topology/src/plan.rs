@@ -11,128 +11,19 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::claims;
 use crate::conflicts::{self, Entry, Resolved, Tier};
-use crate::entry::{EntryNodes, EntryRole};
+use crate::entry::EntryNodes;
 use crate::external;
 use crate::gateways::Gateways;
-use crate::locations::{self, Encapsulation, Granularity, Tunnels};
+use crate::locations::{self, Tunnels};
 use crate::member::Member;
+use crate::peer::{Carriers, Holders, PeerPlan, name, peer_plan};
 use crate::pod_networks;
+use crate::policy::Policy;
 use crate::prefixes;
 use crate::problem::Problem;
 use crate::rotation::{Announced, NextKey};
-use crate::routes::{self, BlockRoute, OwnAddress};
+use crate::routes::{self, BlockRoute};
 use crate::site_networks;
-
-/// Which nodes may claim a source address of egress gateways (`spec.sourceAddresses` of an Egress). The cluster says it, not the nodes:
-/// none can take the address from the holder. While the holder that is named does not claim it (yet), another one may.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct SourceNodes {
-    /// The node of the gateway that the controller names as the holder.
-    pub holder: Option<String>,
-    /// The nodes that have a gateway pod of the Egress.
-    pub gateways: BTreeSet<String>,
-}
-
-/// What this node makes of the members.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Policy {
-    /// Name of the member that is this node.
-    pub own: String,
-    /// Prefixes never sent into the mesh: the API server's address, the mesh resource's `excludeCIDRs`.
-    /// Peers may still send *from* them, so that an excluded node's answers are not dropped.
-    pub excluded: Vec<IpNet>,
-    /// Prefixes of members that are missing: packets to them are dropped where no other member has them, and never sent in clear text.
-    pub guarded: Vec<IpNet>,
-    /// Seconds between keepalives towards members that ask for nothing else.
-    pub keepalive: u16,
-    /// What this node's WireGuard device has at each key now. It outlives the node program, and a member that has an address
-    /// there keeps it.
-    pub held: BTreeMap<PublicKey, BTreeSet<IpNet>>,
-    /// Keys that members announced and that have completed a handshake with this node.
-    pub completed: BTreeSet<PublicKey>,
-    /// Prefixes that no external member may have, nor one that only discovery services know: addresses of the API server and of the
-    /// default gateways of this host.
-    pub reserved: Vec<IpNet>,
-    /// Prefixes of Services, which these may not have either.
-    pub services: Vec<IpNet>,
-    /// Prefixes that an administrator lets members have, by the member's name. What only discovery services know has none: the secret of
-    /// the cluster proves no name.
-    pub grants: BTreeMap<String, Vec<IpNet>>,
-    /// Source addresses of egress gateways: which nodes may claim them.
-    pub sources: BTreeMap<IpAddr, SourceNodes>,
-    /// The terms this node has taken as an entry node, by the key of the external member, as far as it may not have published them yet.
-    pub entry_terms: BTreeMap<PublicKey, u64>,
-    /// Addresses of this host. On their networks, nodes get plain routes to their blocks, and no peers; `None` asks for peers
-    /// and no routes.
-    pub routes_on: Option<Vec<OwnAddress>>,
-    /// Which packets go without a tunnel.
-    pub granularity: Granularity,
-    /// Which packets inside of a location take IP tunnels.
-    pub encapsulation: Encapsulation,
-    /// Whether [`Member::pod_networks`] are in the mesh.
-    pub includes_pod_networks: bool,
-    /// Networks that this host is connected to: their hosts are reached there, although they are beside another node too.
-    pub connected: Vec<IpNet>,
-}
-
-impl Policy {
-    /// The usual policy: nothing excluded or granted, a keepalive every 25 s ([`fairlead_keys::KEEPALIVE`]), no routes.
-    pub fn new(own: impl Into<String>) -> Self {
-        let keepalive = u16::try_from(fairlead_keys::KEEPALIVE.as_secs()).unwrap_or(25);
-        Self {
-            own: own.into(),
-            excluded: Vec::new(),
-            guarded: Vec::new(),
-            keepalive,
-            held: BTreeMap::new(),
-            completed: BTreeSet::new(),
-            reserved: Vec::new(),
-            services: Vec::new(),
-            grants: BTreeMap::new(),
-            sources: BTreeMap::new(),
-            entry_terms: BTreeMap::new(),
-            routes_on: None,
-            granularity: Granularity::Full,
-            encapsulation: Encapsulation::Never,
-            includes_pod_networks: false,
-            connected: Vec::new(),
-        }
-    }
-
-    /// How strongly a member may claim a source address of egress gateways; `None` if it may not, or this is none.
-    pub(crate) fn source_tier(&self, member: &Member, prefix: &IpNet) -> Option<Tier> {
-        let is_candidate = prefixes::is_host(prefix) && member.external.is_none() && !member.is_discovered;
-        let nodes = self.sources.get(&prefix.addr()).filter(|_| is_candidate)?;
-        let is_holder = nodes.holder.as_ref() == Some(&member.name);
-        if is_holder {
-            return Some(Tier::HeldSourceAddress);
-        }
-        nodes.gateways.contains(&member.name).then_some(Tier::SourceAddress)
-    }
-
-    /// Whether an administrator lets the member have this prefix.
-    pub(crate) fn is_granted(&self, member: &Member, prefix: &IpNet) -> bool {
-        let granted = self.grants.get(&member.name).filter(|_| !member.is_discovered);
-        granted.is_some_and(|granted| granted.iter().any(|granted| granted.contains(prefix)))
-    }
-}
-
-/// What one peer should be, apart from its endpoint.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PeerPlan {
-    /// The members that publish the key, the one that joined first in front.
-    pub members: Vec<String>,
-    /// What the peer may send from and is sent for: sorted. No other peer has the same one, and where one contains that of
-    /// another peer, the longer prefix counts.
-    pub allowed_ips: Vec<IpNet>,
-    /// What the peer may send from besides, although another peer is sent for it: it is a gateway of the same location.
-    /// Sorted.
-    pub accepted_ips: Vec<IpNet>,
-    /// Seconds between keepalives; zero sends none.
-    pub keepalive: u16,
-    /// What this node is to an external member that names it as an entry node; else `None`.
-    pub entry: Option<EntryRole>,
-}
 
 /// The mesh and the routes as this node should configure them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -305,104 +196,6 @@ fn report_missing_peers(
     problems.extend(keyless.map(|member| Problem::NotPublished { node: member.name.clone() }));
 }
 
-/// All prefixes with who gets what is sent there: a member with a peer, one without, or none.
-struct Holders(Vec<(IpNet, Option<usize>, bool)>);
-
-impl Holders {
-    fn new(owned: &[Vec<IpNet>], lost_blocks: &BTreeSet<IpNet>, has_peer: &BTreeSet<usize>) -> Self {
-        let kept = owned.iter().enumerate().flat_map(|(owner, prefixes)| {
-            let has_peer = has_peer.contains(&owner);
-            prefixes.iter().map(move |prefix| (*prefix, Some(owner), has_peer))
-        });
-        let lost = lost_blocks.iter().map(|prefix| (*prefix, None, false));
-        let mut all: Vec<_> = kept.chain(lost).collect();
-        all.sort_unstable();
-        Self(all)
-    }
-
-    /// The prefix of `owner`, or the rest of it if something inside has no peer: that would go to the owner of the prefix
-    /// around it.
-    fn allowed(&self, prefix: IpNet, owner: usize) -> Vec<IpNet> {
-        let first = self.0.partition_point(|(other, ..)| *other <= prefix);
-        let inside = || self.0.iter().skip(first).take_while(|(other, ..)| prefix.contains(other));
-        if inside().all(|(_, _, has_peer)| *has_peer) {
-            return vec![prefix];
-        }
-        let holes = inside().filter(|(_, holder, _)| *holder != Some(owner)).map(|(other, ..)| other);
-        prefixes::without(prefix, &holes.collect())
-    }
-}
-
-/// Which members' prefixes go to which member.
-struct Carriers {
-    gateways: Gateways,
-    /// What each member is sent for.
-    sent: BTreeMap<usize, Vec<usize>>,
-    /// For what else it may send.
-    accepted: BTreeMap<usize, Vec<usize>>,
-}
-
-impl Carriers {
-    fn new(has_peer: &BTreeSet<usize>, entry_nodes: &EntryNodes, gateways: Gateways) -> Self {
-        let mut sent: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        for owner in has_peer {
-            let node =
-                if entry_nodes.is_elsewhere(*owner) { entry_nodes.elsewhere(*owner) } else { Some(*owner) };
-            if let Some(node) = node {
-                sent.entry(gateways.in_use(node)).or_default().push(*owner);
-            }
-        }
-        let behind_entry = |node: usize| entry_nodes.carried_by(node).chain([node]);
-        let others = gateways.others().into_iter();
-        let accepted = others
-            .map(|(gateway, members)| (gateway, members.into_iter().flat_map(behind_entry).collect()))
-            .collect();
-        Self { gateways, sent, accepted }
-    }
-
-    /// Whether none of the members of a key is reached by its own tunnel.
-    fn are_behind(&self, owners: &[usize]) -> bool {
-        owners.iter().all(|owner| self.gateways.is_behind(*owner))
-    }
-}
-
-fn peer_plan(
-    ranked: &[&Member],
-    owned: &[Vec<IpNet>],
-    owners: &[usize],
-    holders: &Holders,
-    policy: &Policy,
-    entry_nodes: &EntryNodes,
-    carriers: &Carriers,
-) -> Option<PeerPlan> {
-    let has_prefixes = |owner: &usize| owned.get(*owner).is_some_and(|owned| !owned.is_empty());
-    let entry = owners.iter().find_map(|owner| entry_nodes.role(*owner));
-    let is_elsewhere = owners.iter().all(|owner| entry_nodes.is_elsewhere(*owner));
-    if is_elsewhere && !(entry.is_some() && owners.iter().any(has_prefixes)) || carriers.are_behind(owners) {
-        return None;
-    }
-    let prefixes = |by_carrier: &BTreeMap<usize, Vec<usize>>| {
-        let members = owners.iter().filter_map(|owner| by_carrier.get(owner)).flatten();
-        let kept = members.flat_map(|owner| {
-            owned.get(*owner).into_iter().flatten().flat_map(|prefix| holders.allowed(*prefix, *owner))
-        });
-        let mut prefixes: Vec<IpNet> = kept.collect();
-        prefixes.sort_unstable();
-        prefixes.dedup();
-        prefixes
-    };
-    let first = owners.first().and_then(|owner| ranked.get(*owner));
-    let keepalive = first.and_then(|member| member.persistent_keepalive).unwrap_or(policy.keepalive);
-    Some(PeerPlan {
-        members: owners.iter().map(|owner| name(ranked, *owner)).collect(),
-        allowed_ips: prefixes(&carriers.sent),
-        accepted_ips: prefixes(&carriers.accepted),
-        // A node that waits for the peer to call must not call it.
-        keepalive: if is_elsewhere { 0 } else { keepalive },
-        entry,
-    })
-}
-
 /// Everything that belongs to other members, or did to one that is missing, whether a peer has it or not.
 fn targets(
     ranked: &[&Member],
@@ -447,10 +240,6 @@ fn node_addresses(
     let kept = others.flat_map(|(_, owned)| owned).filter(|prefix| prefixes::is_host(prefix));
     let is_node = |address: &IpAddr| !pods.contains(*address) && !policy.sources.contains_key(address);
     kept.map(IpNet::addr).filter(is_node).collect()
-}
-
-fn name(ranked: &[&Member], owner: usize) -> String {
-    ranked.get(owner).map(|member| member.name.clone()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -20,11 +20,13 @@ use fairlead_keys::PublicKey;
 use ipnet::IpNet;
 
 use self::links::Links;
-use crate::locations::{Granularity, TunnelRoute};
+use crate::locations::TunnelRoute;
 use crate::member::Member;
-use crate::plan::{Plan, Policy, plan};
+use crate::plan::{Plan, plan};
+use crate::policy::Policy;
 use crate::prefixes;
 use crate::routes::BlockRoute;
+use crate::site::Granularity;
 
 /// Up to this many members are always planned as a group.
 const SMALL_GROUP: usize = 64;

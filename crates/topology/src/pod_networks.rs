@@ -10,11 +10,11 @@ use ipnet::IpNet;
 
 use crate::conflicts::{Entry, Tier};
 use crate::external::usable;
-use crate::locations::Granularity;
 use crate::member::Member;
-use crate::plan::Policy;
+use crate::policy::Policy;
 use crate::prefixes;
 use crate::problem::Problem;
+use crate::site::Granularity;
 
 /// What of the member's networks may be compared with prefixes of others. What is reserved is cut out. A node without a key has them too:
 /// packets to its pods are dropped.

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use fairlead_keys::PublicKey;
 
 use crate::member::Member;
-use crate::plan::{PeerPlan, Policy};
+use crate::peer::PeerPlan;
+use crate::policy::Policy;
 use crate::problem::Problem;
 
 /// A key that a member announces and that is not followed yet.

@@ -9,15 +9,7 @@ use ipnet::IpNet;
 use crate::member::Member;
 use crate::prefixes;
 use crate::problem::Problem;
-
-/// An address of this host, with the length of the network it is in and the link it is on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OwnAddress {
-    /// Index of the link.
-    pub link: u32,
-    /// The address; its prefix is what the link is connected to.
-    pub prefix: IpNet,
-}
+use crate::site::OwnAddress;
 
 /// A block's prefix and the next hop towards it.
 #[derive(Debug, Clone, PartialEq, Eq)]

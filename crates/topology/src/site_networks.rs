@@ -11,11 +11,11 @@ use ipnet::IpNet;
 use crate::conflicts::{Entry, Tier};
 use crate::external::usable;
 use crate::gateways::location;
-use crate::locations::Granularity;
 use crate::member::Member;
-use crate::plan::Policy;
+use crate::policy::Policy;
 use crate::prefixes;
 use crate::problem::Problem;
+use crate::site::Granularity;
 
 /// What of the member's prefixes may be compared with those of others. What is reserved is cut out.
 pub(crate) fn entries(

@@ -12,9 +12,11 @@ use fairlead_keys::PublicKey;
 use ipnet::IpNet;
 
 use crate::gateways::{gateways, location};
-use crate::locations::Granularity;
 use crate::member::Member;
-use crate::plan::{PeerPlan, Plan, Policy, plan};
+use crate::peer::PeerPlan;
+use crate::plan::{Plan, plan};
+use crate::policy::Policy;
+use crate::site::Granularity;
 
 /// The plans of a mesh whose granularity changes.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,7 +5,8 @@ use fairlead_keys::PublicKey;
 
 use super::*;
 use crate::member::Since;
-use crate::plan::{Plan, SourceNodes, plan};
+use crate::plan::{Plan, plan};
+use crate::policy::SourceNodes;
 
 fn net(text: &str) -> IpNet {
     text.parse().unwrap()

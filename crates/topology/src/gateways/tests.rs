@@ -2,10 +2,9 @@ use ipnet::IpNet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::locations::InternalAddress;
 use crate::member::External;
 use crate::plan::{Plan, plan};
-use crate::routes::OwnAddress;
+use crate::site::{InternalAddress, OwnAddress};
 
 fn net(text: &str) -> IpNet {
     text.parse().unwrap()

@@ -5,7 +5,9 @@ use ipnet::IpNet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::plan::{Plan, Policy, plan};
+use crate::plan::{Plan, plan};
+use crate::policy::Policy;
+use crate::site::{Down, Granularity};
 
 fn net(text: &str) -> IpNet {
     text.parse().unwrap()

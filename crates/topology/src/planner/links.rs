@@ -9,9 +9,9 @@ use ipnet::IpNet;
 
 use crate::claims::MIN_LENGTH;
 use crate::gateways::location;
-use crate::locations::Granularity;
 use crate::member::Member;
-use crate::plan::Policy;
+use crate::policy::Policy;
+use crate::site::Granularity;
 
 /// Something by which members may concern each other: those that name the same, and of prefixes those that overlap.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

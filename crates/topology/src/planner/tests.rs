@@ -6,9 +6,8 @@ use std::net::IpAddr;
 use proptest::prelude::*;
 
 use super::*;
-use crate::locations::{Encapsulation, InternalAddress, Site};
 use crate::member::{External, Since};
-use crate::routes::OwnAddress;
+use crate::site::{Encapsulation, InternalAddress, OwnAddress, Site};
 
 const OWN: &str = "n0";
 
@@ -222,7 +221,7 @@ fn a_change_of_a_member_plans_its_group_alone_and_keeps_the_peers_of_others() {
     mesh.put(moved);
     let after = mesh.plan();
     let is_same =
-        |(key, peer): (&PublicKey, &Arc<crate::plan::PeerPlan>)| Arc::ptr_eq(peer, &after.peers[key]);
+        |(key, peer): (&PublicKey, &Arc<crate::peer::PeerPlan>)| Arc::ptr_eq(peer, &after.peers[key]);
     assert_eq!(before.peers.iter().filter(|peer| !is_same(*peer)).count(), 1);
     mesh.members.remove("n8");
     mesh.put(Member { name: "n8b".to_owned(), ..plain(2000) });

@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::member::{MemberRecord, Source};
 use crate::merge::merge;
-use crate::plan::{Plan, Policy, plan};
+use crate::plan::{Plan, plan};
+use crate::policy::Policy;
 
 fn own(link: u32, prefix: &str) -> OwnAddress {
     OwnAddress { link, prefix: prefix.parse().unwrap() }

@@ -1,10 +1,10 @@
 use fairlead_keys::PublicKey;
 
-use crate::locations::{Granularity, InternalAddress, Site};
 use crate::member::Member;
-use crate::plan::{Plan, Policy, plan};
+use crate::plan::{Plan, plan};
+use crate::policy::Policy;
 use crate::problem::{Problem, Refusal};
-use crate::routes::OwnAddress;
+use crate::site::{Granularity, InternalAddress, OwnAddress, Site};
 
 use super::*;
 

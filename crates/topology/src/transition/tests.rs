@@ -2,10 +2,8 @@ use ipnet::IpNet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::gateways::Down;
-use crate::locations::{InternalAddress, Site};
 use crate::member::External;
-use crate::routes::OwnAddress;
+use crate::site::{Down, InternalAddress, OwnAddress, Site};
 
 fn net(text: &str) -> IpNet {
     text.parse().unwrap()

@@ -1,0 +1,106 @@
+//! What this node makes of the members.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use fairlead_keys::PublicKey;
+use ipnet::IpNet;
+
+use crate::conflicts::Tier;
+use crate::member::Member;
+use crate::prefixes;
+use crate::site::{Encapsulation, Granularity, OwnAddress};
+
+/// Which nodes may claim a source address of egress gateways (`spec.sourceAddresses` of an Egress). The cluster says it, not the nodes:
+/// none can take the address from the holder. While the holder that is named does not claim it (yet), another one may.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SourceNodes {
+    /// The node of the gateway that the controller names as the holder.
+    pub holder: Option<String>,
+    /// The nodes that have a gateway pod of the Egress.
+    pub gateways: BTreeSet<String>,
+}
+
+/// What this node makes of the members.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    /// Name of the member that is this node.
+    pub own: String,
+    /// Prefixes never sent into the mesh: the API server's address, the mesh resource's `excludeCIDRs`.
+    /// Peers may still send *from* them, so that an excluded node's answers are not dropped.
+    pub excluded: Vec<IpNet>,
+    /// Prefixes of members that are missing: packets to them are dropped where no other member has them, and never sent in clear text.
+    pub guarded: Vec<IpNet>,
+    /// Seconds between keepalives towards members that ask for nothing else.
+    pub keepalive: u16,
+    /// What this node's WireGuard device has at each key now. It outlives the node program, and a member that has an address
+    /// there keeps it.
+    pub held: BTreeMap<PublicKey, BTreeSet<IpNet>>,
+    /// Keys that members announced and that have completed a handshake with this node.
+    pub completed: BTreeSet<PublicKey>,
+    /// Prefixes that no external member may have, nor one that only discovery services know: addresses of the API server and of the
+    /// default gateways of this host.
+    pub reserved: Vec<IpNet>,
+    /// Prefixes of Services, which these may not have either.
+    pub services: Vec<IpNet>,
+    /// Prefixes that an administrator lets members have, by the member's name. What only discovery services know has none: the secret of
+    /// the cluster proves no name.
+    pub grants: BTreeMap<String, Vec<IpNet>>,
+    /// Source addresses of egress gateways: which nodes may claim them.
+    pub sources: BTreeMap<IpAddr, SourceNodes>,
+    /// The terms this node has taken as an entry node, by the key of the external member, as far as it may not have published them yet.
+    pub entry_terms: BTreeMap<PublicKey, u64>,
+    /// Addresses of this host. On their networks, nodes get plain routes to their blocks, and no peers; `None` asks for peers
+    /// and no routes.
+    pub routes_on: Option<Vec<OwnAddress>>,
+    /// Which packets go without a tunnel.
+    pub granularity: Granularity,
+    /// Which packets inside of a location take IP tunnels.
+    pub encapsulation: Encapsulation,
+    /// Whether [`Member::pod_networks`] are in the mesh.
+    pub includes_pod_networks: bool,
+    /// Networks that this host is connected to: their hosts are reached there, although they are beside another node too.
+    pub connected: Vec<IpNet>,
+}
+
+impl Policy {
+    /// The usual policy: nothing excluded or granted, a keepalive every 25 s ([`fairlead_keys::KEEPALIVE`]), no routes.
+    pub fn new(own: impl Into<String>) -> Self {
+        let keepalive = u16::try_from(fairlead_keys::KEEPALIVE.as_secs()).unwrap_or(25);
+        Self {
+            own: own.into(),
+            excluded: Vec::new(),
+            guarded: Vec::new(),
+            keepalive,
+            held: BTreeMap::new(),
+            completed: BTreeSet::new(),
+            reserved: Vec::new(),
+            services: Vec::new(),
+            grants: BTreeMap::new(),
+            sources: BTreeMap::new(),
+            entry_terms: BTreeMap::new(),
+            routes_on: None,
+            granularity: Granularity::Full,
+            encapsulation: Encapsulation::Never,
+            includes_pod_networks: false,
+            connected: Vec::new(),
+        }
+    }
+
+    /// How strongly a member may claim a source address of egress gateways; `None` if it may not, or this is none.
+    pub(crate) fn source_tier(&self, member: &Member, prefix: &IpNet) -> Option<Tier> {
+        let is_candidate = prefixes::is_host(prefix) && member.external.is_none() && !member.is_discovered;
+        let nodes = self.sources.get(&prefix.addr()).filter(|_| is_candidate)?;
+        let is_holder = nodes.holder.as_ref() == Some(&member.name);
+        if is_holder {
+            return Some(Tier::HeldSourceAddress);
+        }
+        nodes.gateways.contains(&member.name).then_some(Tier::SourceAddress)
+    }
+
+    /// Whether an administrator lets the member have this prefix.
+    pub(crate) fn is_granted(&self, member: &Member, prefix: &IpNet) -> bool {
+        let granted = self.grants.get(&member.name).filter(|_| !member.is_discovered);
+        granted.is_some_and(|granted| granted.iter().any(|granted| granted.contains(prefix)))
+    }
+}
