@@ -1,16 +1,17 @@
 //! Queries to the API server, for the command line.
 
 use std::fmt::Debug;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use clap::Args;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde::de::DeserializeOwned;
 
-use crate::arguments::ApiArguments;
 use crate::proxy;
 
 /// Page size of list requests.
@@ -19,6 +20,17 @@ const PAGE: u32 = 500;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest one answer may take.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Selects a cluster.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ApiArguments {
+    /// Use this kubeconfig file [default: KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Use this context of the kubeconfig file
+    #[arg(long, value_name = "NAME")]
+    pub(crate) context: Option<String>,
+}
 
 impl ApiArguments {
     /// Whether the user chose a cluster.

@@ -1,47 +1,41 @@
 //! The command line. Names, defaults and environment variables of the programs follow Coil's, so that the arguments in its
 //! manifests keep working.
 
-mod connect;
-mod discovery;
-mod egress;
-mod peer;
-mod peers;
-mod queries;
-mod relay;
-mod standalone;
+pub(crate) mod connect;
+pub(crate) mod controller;
+pub(crate) mod discovery;
+pub(crate) mod egress;
+pub(crate) mod node;
+pub(crate) mod peer;
+pub(crate) mod peers;
+pub(crate) mod queries;
+pub(crate) mod relay;
+pub(crate) mod standalone;
+pub(crate) mod uninstall;
+mod value_parsers;
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
-use fairlead_api::names::NODE_SOCKET;
-use fairlead_node::WireGuardChoice;
 
-use crate::coil_compat::{
-    IgnoredEgressArguments, IgnoredLoggingArguments, IgnoredWebhookArguments, RoutingArguments,
+use self::connect::ConnectArguments;
+use self::controller::ControllerArguments;
+use self::discovery::DiscoveryArguments;
+use self::egress::{EgressControllerArguments, EgressGatewayArguments};
+use self::node::NodeArguments;
+use self::peer::PeerCommand;
+use self::peers::ShowconfCommand;
+use self::queries::{
+    ConnectivityCommand, EgressCommand, GraphArguments, IpamCommand, KeyCommand, NetcheckArguments,
+    PingArguments, StatusArguments,
 };
+use self::relay::RelayArguments;
+use self::uninstall::UninstallArguments;
 use crate::install::{CleanupArguments, InstallArguments};
-
-pub(crate) use queries::{
-    ApiArguments, ConfigurationFormat, ConnectivityCommand, ConnectivityTest, EgressCommand, EgressExplain,
-    EgressStatusArguments, EgressWho, GraphArguments, GraphOutput, IpamCheck, IpamCommand, IpamRelease,
-    IpamShow, KeyCommand, KeyRotateArguments, NetcheckArguments, Output, PingArguments, ProbeArguments,
-    Qualified, ServeArguments, StatusArguments,
-};
-
-pub(crate) use connect::{ConnectArguments, name as peer_name};
-pub(crate) use discovery::{DiscoveryArguments, DiscoveryCommand, DiscoveryIdArguments};
-pub(crate) use egress::{EgressControllerArguments, EgressGatewayArguments};
-pub(crate) use peer::{PeerCommand, RevokeArguments};
-pub(crate) use peers::{
-    MachineArguments, PeerAdd, PeerList, PeerRemove, PeerShow, ShowconfArguments, ShowconfCommand,
-};
-pub(crate) use relay::RelayArguments;
-pub(crate) use standalone::StandaloneArguments;
+use crate::logging::{LogFormat, LogLevel};
 
 /// A Kubernetes network across clouds, homes and data centres.
 #[derive(Debug, Parser)]
@@ -61,38 +55,6 @@ pub(crate) struct Arguments {
     pub(crate) log_format: Option<LogFormat>,
     #[command(subcommand)]
     pub(crate) command: Command,
-}
-
-/// Minimum level of lines that are logged.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum LogLevel {
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
-}
-
-/// JSON for log collectors, text for terminals.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
-    Json,
-    Text,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct UninstallArguments {
-    #[command(flatten)]
-    pub(crate) api: ApiArguments,
-    /// Remove everything; without this flag, only report what would be removed
-    #[arg(long)]
-    pub(crate) yes: bool,
-    /// Timeout of each step, such as the clean-up of all nodes
-    #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration)]
-    pub(crate) timeout: Duration,
-    /// After the timeout, continue without the nodes that were not cleaned up
-    #[arg(long)]
-    pub(crate) skip_unreachable_nodes: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -215,174 +177,6 @@ pub(crate) enum Command {
         #[arg(value_name = "DIRECTORY")]
         directory: PathBuf,
     },
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct NodeArguments {
-    /// Name of this node's Node object
-    #[arg(long, value_name = "NAME", env = "COIL_NODE_NAME")]
-    pub(crate) node_name: String,
-    /// Listen on this UNIX socket for the CNI plugin and the command line
-    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET)]
-    pub(crate) socket: PathBuf,
-    /// Directory of this node's WireGuard private key
-    #[arg(long, value_name = "DIRECTORY", default_value = "/var/lib/fairlead", env = "FAIRLEAD_STATE_DIR")]
-    pub(crate) state_dir: PathBuf,
-    /// Serve Prometheus metrics on this address; port 0 serves none
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:9384", value_parser = listen_address)]
-    pub(crate) metrics_addr: SocketAddr,
-    /// Serve metrics with TLS, and only for tokens that the API server allows to `get` /metrics
-    #[arg(long, env = "FAIRLEAD_METRICS_SECURE", value_name = "BOOL", default_value = "false",
-        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
-    pub(crate) metrics_secure: bool,
-    /// Serve /healthz and /readyz on this address
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:9385", value_parser = listen_address)]
-    pub(crate) health_addr: SocketAddr,
-    /// Allocate pod addresses and create pod interfaces; if false, another CNI plugin does: alone, or with this one chained after it
-    #[arg(long, value_name = "BOOL", default_value = "true",
-        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
-    pub(crate) enable_ipam: bool,
-    /// Set up egress gateways for pods; if false, pods that ask for them do not start. This and IPAM cannot both be off
-    #[arg(long, value_name = "BOOL", default_value = "true",
-        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
-    pub(crate) enable_egress: bool,
-    /// Connections that others open to pods are answered without egress gateways, unless an Egress says spec.originatingOnly
-    #[arg(long, value_name = "BOOL", default_value = "false",
-        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
-    pub(crate) enable_originating_only: bool,
-    /// Release an address block after it has been empty for this long, such as 1m or 1h30m
-    #[arg(long, default_value = "1m", value_name = "DURATION", value_parser = duration)]
-    pub(crate) addressblock_gc_interval: Duration,
-    /// WireGuard implementation
-    #[arg(long, value_enum, default_value = "auto")]
-    pub(crate) wireguard: WireGuard,
-    /// Members of the mesh that neither the API server nor a discovery service has to tell of (YAML or JSON), read again when it changes
-    #[arg(long, value_name = "FILE", env = "FAIRLEAD_PEERS")]
-    pub(crate) peers: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) standalone: StandaloneArguments,
-    #[command(flatten)]
-    pub(crate) numbers: RoutingArguments,
-    /// Name pod interfaces as Calico's Felix expects them (FELIX_INTERFACEPREFIX=veth)
-    #[arg(long, value_name = "BOOL", default_value = "false",
-        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
-    pub(crate) compat_calico: bool,
-    #[command(flatten)]
-    pub(crate) egress: IgnoredEgressArguments,
-    #[command(flatten)]
-    pub(crate) logging: IgnoredLoggingArguments,
-    /// Install unencrypted routes to the pods of nodes on the same layer-2 network, instead of a mesh
-    #[arg(long, env = "FAIRLEAD_ROUTER", value_name = "BOOL", default_value = "false",
-        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
-    pub(crate) router: bool,
-    /// Export metrics of each peer of the mesh (at most 100, those without a working tunnel first), or only their number
-    #[arg(long, env = "FAIRLEAD_METRICS_PER_PEER", value_name = "BOOL", default_value = "true",
-        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
-    pub(crate) metrics_per_peer: bool,
-    /// On shutdown, clear the export table if the Node object has been deleted
-    #[arg(long, env = "FAIRLEAD_CLEAR_ROUTES_ON_SHUTDOWN", value_name = "BOOL", default_value = "false",
-        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
-    pub(crate) clear_routes_on_shutdown: bool,
-}
-
-/// WireGuard implementation.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum WireGuard {
-    /// The kernel's if it has WireGuard, else the embedded one
-    Auto,
-    /// The kernel's; fail if it has none
-    Kernel,
-    /// The userspace implementation inside this program
-    Embedded,
-}
-
-impl From<WireGuard> for WireGuardChoice {
-    fn from(choice: WireGuard) -> Self {
-        match choice {
-            WireGuard::Auto => Self::Auto,
-            WireGuard::Kernel => Self::Kernel,
-            WireGuard::Embedded => Self::Embedded,
-        }
-    }
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ControllerArguments {
-    /// Identity of this replica in the leader election
-    #[arg(long, value_name = "NAME", env = "HOSTNAME", default_value = "fairlead-controller")]
-    pub(crate) identity: String,
-    /// Serve Prometheus metrics on this address; port 0 serves none
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:9386", value_parser = listen_address)]
-    pub(crate) metrics_addr: SocketAddr,
-    /// Serve metrics with TLS, and only for tokens that the API server allows to `get` /metrics
-    #[arg(long, env = "FAIRLEAD_METRICS_SECURE", value_name = "BOOL", default_value = "false",
-        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
-    pub(crate) metrics_secure: bool,
-    /// Serve /healthz and /readyz on this address
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:9387", value_parser = listen_address)]
-    pub(crate) health_addr: SocketAddr,
-    /// Interval of attempts to release the blocks of deleted Nodes, in addition to every change of a Node
-    #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration)]
-    pub(crate) gc_interval: Duration,
-    /// Release the blocks of a Node after it has been deleted for this long and no Pod of it is left
-    #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration)]
-    pub(crate) deleted_node_grace: Duration,
-    #[command(flatten)]
-    pub(crate) webhook: IgnoredWebhookArguments,
-    #[command(flatten)]
-    pub(crate) logging: IgnoredLoggingArguments,
-}
-
-impl NodeArguments {
-    /// Names of the flags that were given and have no effect.
-    pub(crate) fn without_effect(&self) -> Vec<&'static str> {
-        let mut flags = self.logging.given();
-        flags.extend(self.egress.given());
-        flags
-    }
-}
-
-impl ControllerArguments {
-    /// Names of the flags that were given and have no effect.
-    pub(crate) fn without_effect(&self) -> Vec<&'static str> {
-        let mut flags = self.logging.given();
-        flags.extend(self.webhook.given());
-        flags
-    }
-}
-
-/// `:9384` is every address, as in Coil's manifests.
-fn listen_address(text: &str) -> Result<SocketAddr, String> {
-    let full = if text.starts_with(':') { format!("[::]{text}") } else { text.to_owned() };
-    full.parse().map_err(|_| format!("{text:?} is not ADDRESS:PORT or :PORT"))
-}
-
-/// Go durations (`time.ParseDuration`) such as `1h30m` or `1.5s`, and in addition the unit `d` for days.
-fn duration(text: &str) -> Result<Duration, String> {
-    let invalid = || format!("{text:?} is not a duration such as 300ms, 45s, 5m, 1h30m or 90d");
-    let mut seconds = 0.0_f64;
-    let mut rest = text;
-    while !rest.is_empty() {
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(invalid)?;
-        let (number, tail) = rest.split_at_checked(end).ok_or_else(invalid)?;
-        let units = [
-            ("ns", 1e-9),
-            ("us", 1e-6),
-            ("ms", 1e-3),
-            ("s", 1.0),
-            ("m", 60.0),
-            ("h", 3600.0),
-            ("d", 86_400.0),
-        ];
-        let unit = units.into_iter().find_map(|(name, size)| Some((tail.strip_prefix(name)?, size)));
-        let (tail, size) = unit.ok_or_else(invalid)?;
-        seconds += number.parse::<f64>().map_err(|_| invalid())? * size;
-        rest = tail;
-    }
-    match Duration::try_from_secs_f64(seconds) {
-        Ok(duration) if !duration.is_zero() => Ok(duration),
-        _ => Err(invalid()),
-    }
 }
 
 /// Prints a completion script to stdout.

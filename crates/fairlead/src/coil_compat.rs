@@ -161,7 +161,8 @@ mod tests {
 
     use clap::Parser as _;
 
-    use crate::arguments::{Arguments, Command, NodeArguments};
+    use crate::arguments::node::NodeArguments;
+    use crate::arguments::{Arguments, Command};
 
     fn node(flags: &str) -> NodeArguments {
         let required = ["fairlead", "node", "--node-name", "a"];

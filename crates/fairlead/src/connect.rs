@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 
 use self::session::Session;
-use crate::arguments::{ConnectArguments, peer_name};
+use crate::arguments::connect::{ConnectArguments, peer_name};
 use crate::programs;
 
 /// Runs until a signal.

@@ -14,13 +14,8 @@ mod test;
 
 use std::process::ExitCode;
 
-use crate::arguments::ConnectivityCommand;
-use crate::status::current_thread;
-
-/// TCP port of target pods.
-const PORT: u16 = 8080;
-/// What a target sends after its name: enough for full-size packets, which a wrong MTU on the way would stop.
-const PAYLOAD: usize = 64 * 1024;
+use crate::arguments::queries::ConnectivityCommand;
+use crate::query::current_thread;
 
 /// Runs a subcommand. The exit code says whether a connection failed.
 pub(crate) fn run(command: &ConnectivityCommand) -> anyhow::Result<ExitCode> {

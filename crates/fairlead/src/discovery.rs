@@ -11,7 +11,7 @@ use fairlead_cluster::subsystem::{Readiness, Supervisor};
 use fairlead_discovery::server::{CertificateFiles, EtcdSettings, Observer, Server, Settings};
 use fairlead_mesh::discovery::admission;
 
-use crate::arguments::{DiscoveryArguments, DiscoveryIdArguments};
+use crate::arguments::discovery::{DiscoveryArguments, DiscoveryIdArguments};
 use crate::endpoints::{serve_health, serve_metrics};
 
 const NAME: &str = "discovery";

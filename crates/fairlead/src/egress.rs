@@ -1,6 +1,7 @@
 //! `fairlead egress`: shows egress gateways and their client pods, and says which way packets of a pod take. Everything is read from the
 //! API server with the rights of the user.
 
+mod display;
 mod explain;
 mod gateways;
 mod read;
@@ -12,17 +13,8 @@ mod who;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use fairlead_address::DualStackAddrs;
-use fairlead_egress::problem::EgressProblem;
-use fairlead_egress_client::explain::GatewayPod;
-use k8s_openapi::api::core::v1::Event;
-use serde::Serialize;
-
-use crate::arguments::EgressCommand;
-use crate::output::{now, or_dash, table};
-use crate::status::current_thread;
-
-pub(crate) use who::at;
+use crate::arguments::queries::EgressCommand;
+use crate::query::current_thread;
 
 /// Runs a subcommand. The exit code says whether a problem was found.
 pub(crate) fn run(command: &EgressCommand) -> anyhow::Result<ExitCode> {
@@ -36,99 +28,4 @@ pub(crate) fn run(command: &EgressCommand) -> anyhow::Result<ExitCode> {
     // A closed pipe (`| head`) is not a failure.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(code)
-}
-
-/// What is shown for what may not be read.
-const NOT_READ: &str = "?";
-/// State of a gateway that is ready, and whose targets do not answer.
-const UNHEALTHY: &str = "unhealthy";
-
-/// A gateway pod.
-#[derive(Debug, Serialize)]
-struct Gateway {
-    pod: Option<String>,
-    node: Option<String>,
-    addresses: Vec<String>,
-    state: &'static str,
-    /// Connections that it tracks, as it says; left out by commands that do not ask it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    connections: Option<u64>,
-}
-
-impl From<GatewayPod> for Gateway {
-    fn from(gateway: GatewayPod) -> Self {
-        let GatewayPod { pod, node, addresses, state } = gateway;
-        Self { pod, node, addresses: words(addresses), state: state.as_str(), connections: None }
-    }
-}
-
-/// What is wrong with a pod.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-struct Problem {
-    reason: &'static str,
-    message: String,
-}
-
-impl From<EgressProblem> for Problem {
-    fn from(problem: EgressProblem) -> Self {
-        Self { reason: problem.reason.as_str(), message: problem.message }
-    }
-}
-
-/// An Event that says what went wrong.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Said {
-    reason: String,
-    message: String,
-    /// Unix time in seconds at which it was last seen.
-    last_seen_unix_seconds: Option<i64>,
-}
-
-impl Said {
-    fn of(event: &Event) -> Self {
-        let series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref());
-        let micro = series.or(event.event_time.as_ref()).map(|time| time.0.as_second());
-        Self {
-            reason: event.reason.clone().unwrap_or_default(),
-            message: event.message.clone().unwrap_or_default(),
-            last_seen_unix_seconds: event.last_timestamp.as_ref().map(|time| time.0.as_second()).max(micro),
-        }
-    }
-
-    fn line(&self) -> String {
-        let age = self.last_seen_unix_seconds.map(|at| crate::output::age(now().saturating_sub(at)));
-        let age = age.map_or_else(String::new, |age| format!(" ({age} ago)"));
-        format!("{}{age}: {}", self.reason, self.message)
-    }
-}
-
-fn words(addresses: DualStackAddrs) -> Vec<String> {
-    addresses.iter().map(|address| address.to_string()).collect()
-}
-
-fn gateway_table(gateways: &[Gateway]) -> String {
-    let is_asked = gateways.iter().any(|gateway| gateway.connections.is_some());
-    let mut header = vec!["GATEWAY", "NODE", "ADDRESSES", "STATE"];
-    header.extend(is_asked.then_some("CONNECTIONS"));
-    let mut table = table(&header);
-    for gateway in gateways {
-        let name = |name: &Option<String>| or_dash(name.as_deref().unwrap_or_default());
-        let mut cells = vec![
-            name(&gateway.pod),
-            name(&gateway.node),
-            or_dash(&gateway.addresses.join(" ")),
-            gateway.state.to_owned(),
-        ];
-        let connections = gateway.connections.map_or_else(|| NOT_READ.to_owned(), |count| count.to_string());
-        cells.extend(is_asked.then_some(connections));
-        table.add_row(cells);
-    }
-    table.to_string()
-}
-
-/// Lines under a heading; nothing without lines.
-fn section(heading: &str, lines: impl IntoIterator<Item = String>) -> String {
-    let lines: Vec<String> = lines.into_iter().map(|line| format!("  {line}\n")).collect();
-    if lines.is_empty() { String::new() } else { format!("\n{heading}:\n{}", lines.concat()) }
 }

@@ -14,8 +14,8 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::api;
-use crate::arguments::{GraphArguments, GraphOutput};
-use crate::status::current_thread;
+use crate::arguments::queries::{GraphArguments, GraphOutput};
+use crate::query::current_thread;
 
 /// Prints the graph.
 pub(crate) fn run(query: &GraphArguments) -> anyhow::Result<ExitCode> {

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::coil_compat::RoutingArguments;
 use crate::netconf;
-use crate::status::current_thread;
+use crate::query::current_thread;
 
 /// Size limit of a network configuration.
 const MAX_BYTES: usize = 1 << 20;

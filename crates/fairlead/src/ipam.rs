@@ -19,9 +19,10 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use crate::api;
-use crate::arguments::{ApiArguments, IpamCheck, IpamCommand, IpamRelease, IpamShow};
+use crate::api::ApiArguments;
+use crate::arguments::queries::{IpamCheck, IpamCommand, IpamRelease, IpamShow};
 use crate::output::{self, now, or_dash, render, table};
-use crate::status::{PROBLEM_FOUND, connect, current_thread};
+use crate::query::{PROBLEM_FOUND, connect, current_thread};
 
 /// Runs a subcommand. The exit code says whether a problem was found.
 pub(crate) fn run(command: &IpamCommand) -> anyhow::Result<ExitCode> {

@@ -10,8 +10,8 @@ use fairlead_wire::node::{RotateKeyRequest, RotateKeyResponse, StatusRequest};
 use tokio::time::{sleep, timeout};
 use tonic::transport::Channel;
 
-use crate::arguments::{KeyCommand, KeyRotateArguments};
-use crate::status::{connect, current_thread};
+use crate::arguments::queries::{KeyCommand, KeyRotateArguments};
+use crate::query::{connect, current_thread};
 
 /// How often the node is asked whether its key is in use.
 const INTERVAL: Duration = Duration::from_millis(500);

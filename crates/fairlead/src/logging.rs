@@ -2,9 +2,25 @@
 
 use std::io::{IsTerminal, Write};
 
+use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
 
-use crate::arguments::{LogFormat, LogLevel};
+/// Minimum level of lines that are logged.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+/// JSON for log collectors, text for terminals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    Json,
+    Text,
+}
 
 /// Starts logging. `RUST_LOG` overrides the level per module.
 pub(crate) fn start(level: LogLevel, format: Option<LogFormat>) {

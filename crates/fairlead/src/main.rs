@@ -26,6 +26,7 @@ mod peer;
 mod ping;
 mod programs;
 mod proxy;
+mod query;
 mod relay;
 mod showconf;
 mod status;

@@ -8,9 +8,9 @@ use fairlead_wire::node::{
 };
 use serde_json::{Value, json};
 
-use crate::arguments::NetcheckArguments;
-use crate::output::{age, or_dash, render, table};
-use crate::status::{connect, current_thread, milliseconds};
+use crate::arguments::queries::NetcheckArguments;
+use crate::output::{age, milliseconds, or_dash, render, table};
+use crate::query::{connect, current_thread};
 
 /// Prints it.
 pub(crate) fn run(query: &NetcheckArguments) -> anyhow::Result<ExitCode> {

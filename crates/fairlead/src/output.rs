@@ -3,12 +3,21 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
+use clap::ValueEnum;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use jiff::Timestamp;
 use serde_json::Value;
 
-use crate::arguments::Output;
+/// A table, a table with more columns, or data for scripts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    #[default]
+    Table,
+    Wide,
+    Json,
+    Yaml,
+}
 
 /// Renders data in the format that was asked for; `table` is told whether it is to be wide.
 ///
@@ -37,6 +46,11 @@ pub(crate) fn now() -> i64 {
 pub(crate) fn time(seconds: f64) -> String {
     let at = Timestamp::from_millisecond((seconds * 1000.0).round() as i64);
     at.map_or_else(|_| "<invalid>".to_owned(), |at| format!("{at:.3}"))
+}
+
+/// A round-trip time.
+pub(crate) fn milliseconds(seconds: f64) -> String {
+    format!("{:.1} ms", seconds * 1000.0)
 }
 
 /// A table without borders, as kubectl prints them.

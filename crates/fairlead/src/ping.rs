@@ -9,9 +9,9 @@ use fairlead_wire::node::{PingRequest, PingResponse, PingedCandidate};
 use serde_json::{Value, json};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::arguments::{Output, PingArguments};
-use crate::output::{render, table};
-use crate::status::{connect, current_thread, milliseconds};
+use crate::arguments::queries::PingArguments;
+use crate::output::{Output, milliseconds, render, table};
+use crate::query::{connect, current_thread};
 
 /// Asks round after round. Tables are printed as they come, data for scripts at the end.
 pub(crate) fn run(query: &PingArguments) -> anyhow::Result<ExitCode> {

@@ -12,10 +12,11 @@ use futures::{Stream, stream};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::arguments::{
-    ControllerArguments, DiscoveryArguments, DiscoveryCommand, EgressControllerArguments,
-    EgressGatewayArguments, NodeArguments, RelayArguments,
-};
+use crate::arguments::controller::ControllerArguments;
+use crate::arguments::discovery::{DiscoveryArguments, DiscoveryCommand};
+use crate::arguments::egress::{EgressControllerArguments, EgressGatewayArguments};
+use crate::arguments::node::NodeArguments;
+use crate::arguments::relay::RelayArguments;
 use crate::{discovery, proxy, relay};
 
 /// Worker threads of the runtime: tasks mostly wait, and each thread costs memory on every node.

@@ -14,7 +14,7 @@ use fairlead_relay::server::{CertificateFiles, ReplicaSettings, Server, Settings
 use kube::Client;
 
 use self::members::Members;
-use crate::arguments::RelayArguments;
+use crate::arguments::relay::RelayArguments;
 use crate::endpoints::{serve_health, serve_metrics};
 use crate::programs::cluster;
 

@@ -4,22 +4,16 @@ mod cluster;
 mod local;
 mod path;
 
-pub(crate) use local::milliseconds;
-
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use fairlead_api::names::NODE_SOCKET;
-use fairlead_wire::node::node_client::NodeClient;
-use tonic::transport::{Channel, Endpoint};
 
-use crate::arguments::StatusArguments;
+use crate::arguments::queries::StatusArguments;
+use crate::query::{PROBLEM_FOUND, current_thread};
 
-/// Exit code when the query succeeded and found a problem.
-pub(crate) const PROBLEM_FOUND: u8 = 3;
 /// Interval of `--watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 /// Clears a terminal and moves to its top (ECMA-48: ED, CUP).
@@ -75,26 +69,6 @@ async fn ask(query: &StatusArguments, source: &Source) -> anyhow::Result<(String
         Source::Node(name) => cluster::node(&query.api.client().await?, name, query.output).await,
         Source::Socket(socket) => local::node(socket, query.peer.as_deref(), query.output).await,
     }
-}
-
-/// Runs a query on this thread.
-pub(crate) fn current_thread<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
-}
-
-/// Connects to the node program at a UNIX socket.
-pub(crate) async fn connect(socket: &Path) -> anyhow::Result<NodeClient<Channel>> {
-    let channel = Endpoint::from_shared(format!("unix://{}", socket.display()))
-        .with_context(|| format!("{} is not the path of a UNIX socket", socket.display()))?
-        .connect()
-        .await
-        .with_context(|| {
-            format!(
-                "no node program answers at {}: run this as root on a node where `fairlead node` runs, or use --cluster",
-                socket.display()
-            )
-        })?;
-    Ok(NodeClient::new(channel))
 }
 
 #[cfg(test)]

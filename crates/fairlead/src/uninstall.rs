@@ -28,8 +28,8 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use crate::api::{list, list_if_served, programs};
-use crate::arguments::UninstallArguments;
-use crate::status::current_thread;
+use crate::arguments::uninstall::UninstallArguments;
+use crate::query::current_thread;
 
 /// How often the state of a step is read.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);

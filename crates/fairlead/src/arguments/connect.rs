@@ -6,7 +6,9 @@ use clap::Args;
 use fairlead_api::names::{CONNECT_INTERFACE, is_object_name};
 use ipnet::IpNet;
 
-use super::{ApiArguments, WireGuard, peers};
+use super::node::WireGuard;
+use super::peers;
+use crate::api::ApiArguments;
 
 /// Names of files have 255 bytes at most, and the key is in a file of the Peer's name.
 const MAX_NAME: usize = 200;
@@ -14,7 +16,7 @@ const MAX_NAME: usize = 200;
 #[derive(Debug, Args)]
 pub(crate) struct ConnectArguments {
     /// Name of the Peer of this machine [default: the host name]
-    #[arg(value_parser = name)]
+    #[arg(value_parser = peer_name)]
     pub(crate) name: Option<String>,
     /// Address of this machine inside of the mesh; may be repeated [default: the first free one of 10.10.10.0/24]
     #[arg(short = 'a', long = "allowed-ip", value_name = "ADDRESS[/LENGTH]", value_parser = peers::prefix)]
@@ -55,7 +57,7 @@ pub(crate) struct ConnectArguments {
 }
 
 /// It becomes part of a path.
-pub(crate) fn name(text: &str) -> Result<String, String> {
+pub(crate) fn peer_name(text: &str) -> Result<String, String> {
     if is_object_name(text) && text.len() <= MAX_NAME {
         Ok(text.to_owned())
     } else {
@@ -71,9 +73,9 @@ mod tests {
 
     #[test]
     fn a_name_leads_to_no_other_directory() {
-        assert_eq!(name("laptop.example"), Ok("laptop.example".to_owned()));
+        assert_eq!(peer_name("laptop.example"), Ok("laptop.example".to_owned()));
         for text in ["", "..", "a/b", "Laptop", &"a".repeat(201)] {
-            assert!(name(text).is_err(), "{text}");
+            assert!(peer_name(text).is_err(), "{text}");
         }
     }
 }

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use fairlead_discovery::server::EtcdEndpoint;
 use ipnet::IpNet;
 
-use super::{duration, listen_address};
+use super::value_parsers::{duration, listen_address};
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]

@@ -8,7 +8,7 @@ use fairlead_api::names::FOU_PORT;
 use fairlead_controller::egress::OwnPod;
 use ipnet::IpNet;
 
-use super::{duration, listen_address};
+use super::value_parsers::{duration, listen_address};
 use crate::coil_compat::{IgnoredLoggingArguments, IgnoredWebhookArguments};
 
 #[derive(Debug, Args)]

@@ -3,7 +3,8 @@
 use clap::{Args, Subcommand};
 use fairlead_keys::PublicKey;
 
-use super::{ApiArguments, PeerAdd, PeerList, PeerRemove, PeerShow};
+use super::peers::{PeerAdd, PeerList, PeerRemove, PeerShow};
+use crate::api::ApiArguments;
 
 /// What is done with peers.
 #[derive(Debug, Subcommand)]

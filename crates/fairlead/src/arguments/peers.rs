@@ -6,7 +6,9 @@ use clap::{Args, Subcommand};
 use fairlead_keys::PublicKey;
 use ipnet::IpNet;
 
-use super::{ApiArguments, ConfigurationFormat, Output};
+use super::queries::ConfigurationFormat;
+use crate::api::ApiArguments;
+use crate::output::Output;
 
 #[derive(Debug, Args)]
 pub(crate) struct PeerAdd {

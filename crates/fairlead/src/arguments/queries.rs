@@ -7,21 +7,12 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use fairlead_api::names::{NODE_SOCKET, is_dns_label, is_object_name};
 
-use super::duration;
+use super::value_parsers::{at, duration};
+use crate::api::ApiArguments;
+use crate::output::Output;
 
 /// Shortest time between the rounds of `fairlead ping`.
 const MIN_PING_INTERVAL: Duration = Duration::from_millis(200);
-
-/// Selects a cluster.
-#[derive(Debug, Default, Args)]
-pub(crate) struct ApiArguments {
-    /// Use this kubeconfig file [default: KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod]
-    #[arg(long, value_name = "PATH")]
-    pub(crate) kubeconfig: Option<PathBuf>,
-    /// Use this context of the kubeconfig file
-    #[arg(long, value_name = "NAME")]
-    pub(crate) context: Option<String>,
-}
 
 #[derive(Debug, Default, Args)]
 pub(crate) struct StatusArguments {
@@ -175,7 +166,7 @@ pub(crate) struct EgressWho {
     #[arg(value_name = "PORT")]
     pub(crate) port: u16,
     /// When it was seen, as in 2026-01-31T12:00:00Z; without it, all connections that are known are shown
-    #[arg(long, value_name = "TIME", value_parser = crate::egress::at)]
+    #[arg(long, value_name = "TIME", value_parser = at)]
     pub(crate) at: Option<jiff::Timestamp>,
     /// Ask the gateways of this Egress alone
     #[arg(long, value_name = "NAMESPACE/NAME", value_parser = qualified)]
@@ -348,14 +339,4 @@ pub(crate) struct ServeArguments {
     /// What to send first
     #[arg(long)]
     pub(crate) name: String,
-}
-
-/// A table, a table with more columns, or data for scripts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
-    #[default]
-    Table,
-    Wide,
-    Json,
-    Yaml,
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args};
 
-use super::{duration, listen_address};
+use super::value_parsers::{duration, listen_address};
 
 /// UDP ports, first and last; `None` for none.
 pub(crate) type PortRange = Option<(u16, u16)>;

@@ -1,3 +1,7 @@
+use std::time::Duration;
+
+use super::node::WireGuard;
+use super::value_parsers::{duration, listen_address};
 use super::*;
 
 #[test]

@@ -13,7 +13,7 @@ use kube::{Api, ResourceExt as _};
 use tokio::time::timeout;
 
 use super::entries::choose;
-use crate::arguments::ConnectArguments;
+use crate::arguments::connect::ConnectArguments;
 use crate::peer::{self, Cluster};
 
 /// How long one answer of the API server may take.

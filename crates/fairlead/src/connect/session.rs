@@ -20,7 +20,8 @@ use super::entries::Entries;
 use super::host::{Desired, Host};
 use super::{key, own_peer};
 use crate::api;
-use crate::arguments::{ConnectArguments, WireGuard};
+use crate::arguments::connect::ConnectArguments;
+use crate::arguments::node::WireGuard;
 use crate::peer::{self, Cluster};
 use crate::programs::READ_SECONDS;
 

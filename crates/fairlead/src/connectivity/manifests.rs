@@ -3,8 +3,7 @@
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
 use serde_json::{Value, json};
 
-use super::PORT;
-use super::plan::SERVICE;
+use super::plan::{PORT, SERVICE};
 
 /// Label with the role of a pod.
 pub(super) const ROLE: &str = "fairlead-connectivity";

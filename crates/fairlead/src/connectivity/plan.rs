@@ -3,7 +3,8 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use super::PORT;
+/// TCP port of target pods.
+pub(super) const PORT: u16 = 8080;
 
 /// Name of the Service in front of the target pods.
 pub(super) const SERVICE: &str = "target";

@@ -11,8 +11,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::PAYLOAD;
-use crate::arguments::ProbeArguments;
+use super::serve::PAYLOAD;
+use crate::arguments::queries::ProbeArguments;
 
 /// A Service that was just made takes a moment to reach every node.
 const ATTEMPTS: u32 = 4;

@@ -16,9 +16,9 @@ use super::manifests::{self, PROBE, ROLE, TARGET};
 use super::plan::{self, Facts, Node, Pod, SERVICE, Target, Test};
 use super::report::{self, Row};
 use crate::api;
-use crate::arguments::ConnectivityTest;
+use crate::arguments::queries::ConnectivityTest;
 use crate::output::render;
-use crate::status::PROBLEM_FOUND;
+use crate::query::PROBLEM_FOUND;
 
 /// Nodes that are tested unless the user names them.
 const DEFAULT_NODES: usize = 4;

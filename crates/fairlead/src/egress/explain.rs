@@ -7,9 +7,9 @@ use fairlead_egress_client::explain::{Explanation, Known, Objects, PacketWay, To
 use serde::Serialize;
 use serde_json::json;
 
+use super::display::{Gateway, Problem, Said, gateway_table, section};
 use super::read::Reader;
-use super::{Gateway, Problem, Said, gateway_table, section};
-use crate::arguments::EgressExplain;
+use crate::arguments::queries::EgressExplain;
 use crate::output::render;
 
 /// Which way a packet takes.

@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 
 use super::gateways::GatewayUse;
 use crate::api;
-use crate::arguments::Qualified;
+use crate::arguments::queries::Qualified;
 
 /// Field of Events: the reason of the one that the planner cannot know.
 const NOT_REGISTERED: &str = "involvedObject.kind=Pod,reason=EgressNotRegistered";

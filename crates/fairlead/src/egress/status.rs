@@ -15,12 +15,12 @@ use kube::ResourceExt as _;
 use serde::Serialize;
 use serde_json::json;
 
+use super::display::{Gateway, NOT_READ, Problem, Said, UNHEALTHY, gateway_table, section};
 use super::gateways::{GatewayUse, Use};
 use super::read::Reader;
-use super::{Gateway, NOT_READ, Problem, Said, UNHEALTHY, gateway_table, section};
-use crate::arguments::{EgressStatusArguments, Qualified};
+use crate::arguments::queries::{EgressStatusArguments, Qualified};
 use crate::output::{bytes, or_dash, render, table};
-use crate::status::PROBLEM_FOUND;
+use crate::query::PROBLEM_FOUND;
 
 /// An Egress.
 #[derive(Debug, Serialize)]

@@ -5,11 +5,13 @@ use fairlead_egress_client::explain::{Known, Objects, Selection};
 use k8s_openapi::api::core::v1::Event;
 use serde_json::{Value, json};
 
+use super::display::Said;
 use super::explain::Answer;
 use super::gateways::GatewayUse;
 use super::status::{Detail, rows, rows_table};
-use super::{Said, who};
-use crate::arguments::{Arguments, Command, EgressCommand};
+use super::who;
+use crate::arguments::queries::EgressCommand;
+use crate::arguments::{Arguments, Command};
 
 fn object<T: serde::de::DeserializeOwned>(object: Value) -> T {
     serde_json::from_value(object).unwrap()
@@ -152,7 +154,7 @@ fn what_gateways_say_of_their_clients_is_summed() {
     assert_eq!(json!(detail)["clients"][0]["use"]["connections"], Value::Null, "one does not know");
 }
 
-fn who_query(words: &str) -> crate::arguments::EgressWho {
+fn who_query(words: &str) -> crate::arguments::queries::EgressWho {
     let words = format!("fairlead egress who {words}");
     match Arguments::parse_from(words.split_whitespace()).command {
         Command::Egress { command: EgressCommand::Who(query) } => query,

@@ -5,17 +5,17 @@ use std::process::ExitCode;
 use fairlead_address::IpFamily;
 use fairlead_api::names::LABEL_APP_INSTANCE;
 use futures::{StreamExt as _, stream};
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use super::display::section;
+use super::gateways;
 use super::read::Reader;
-use super::{gateways, section};
-use crate::arguments::EgressWho;
+use crate::arguments::queries::EgressWho;
 use crate::output::{or_dash, render, table};
-use crate::status::PROBLEM_FOUND;
+use crate::query::PROBLEM_FOUND;
 
 /// Gateways that are asked at the same time: one on a node that is off answers after a long time.
 const AT_ONCE: usize = 16;
@@ -182,9 +182,4 @@ fn protocol_name(number: u8) -> String {
         132 => "SCTP".to_owned(),
         other => other.to_string(),
     }
-}
-
-/// A time as RFC 3339 has it.
-pub(crate) fn at(text: &str) -> Result<Timestamp, String> {
-    text.parse().map_err(|_| "a time as in 2026-01-31T12:00:00Z".to_owned())
 }

@@ -13,9 +13,9 @@ use kube::api::{DynamicObject, PostParams};
 use serde_json::json;
 
 use super::cluster::Cluster;
-use super::secret;
-use crate::arguments::PeerAdd;
-use crate::showconf;
+use super::configuration::peer_endpoint;
+use super::{machine, secret};
+use crate::arguments::peers::PeerAdd;
 
 /// From which the first free address is taken (Kilo's `kgctl connect` has its first host by default).
 pub(crate) const RANGE: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 10, 10, 0), 24);
@@ -25,7 +25,7 @@ pub(super) async fn run(arguments: &PeerAdd) -> anyhow::Result<ExitCode> {
     let mut cluster = Cluster::read(&client).await?;
     ensure!(cluster.peer(&arguments.name).is_none(), "there is a Peer '{}' already", arguments.name);
     cluster.check_nodes(&arguments.entry_nodes)?;
-    let private_key = match (&arguments.public_key, super::read_private_key(&arguments.machine)?) {
+    let private_key = match (&arguments.public_key, machine::read_private_key(&arguments.machine)?) {
         (None, None) => Some(new_private_key()),
         (_, key) => key,
     };
@@ -58,7 +58,7 @@ pub(super) async fn run(arguments: &PeerAdd) -> anyhow::Result<ExitCode> {
     let object: DynamicObject =
         serde_json::from_value(json!(created)).context("cannot read what was created")?;
     cluster.objects.external.push(object);
-    super::print(&cluster, &arguments.name, None, private_key.as_ref(), &arguments.machine)
+    machine::print(&cluster, &arguments.name, None, private_key.as_ref(), &arguments.machine)
 }
 
 /// As `wg genkey` makes it.
@@ -102,7 +102,7 @@ fn spec(arguments: &PeerAdd, public_key: PublicKey, cluster: &Cluster) -> anyhow
 }
 
 fn endpoint(text: &str) -> anyhow::Result<PeerEndpoint> {
-    showconf::peer_endpoint(text).with_context(|| format!("--endpoint '{text}' is not HOST:PORT"))
+    peer_endpoint(text).with_context(|| format!("--endpoint '{text}' is not HOST:PORT"))
 }
 
 /// What belongs to others.
@@ -131,7 +131,7 @@ mod tests {
     use fairlead_members::configuration::Objects;
 
     use super::*;
-    use crate::arguments::MachineArguments;
+    use crate::arguments::peers::MachineArguments;
 
     fn cluster(claims: &[&str]) -> Cluster {
         let peer = json!({

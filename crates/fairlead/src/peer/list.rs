@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::cluster::{configuration_of, objects};
-use crate::arguments::PeerList;
+use crate::arguments::peers::PeerList;
 use crate::output::{or_dash, render, table};
 
 /// One Peer.

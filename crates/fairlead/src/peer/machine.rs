@@ -1,17 +1,24 @@
 //! The configuration of a Peer's machine: for `wg-quick`, for scripts, as a QR code.
 
+use std::io::Write as _;
 use std::net::IpAddr;
+use std::path::Path;
+use std::process::ExitCode;
 
 use anyhow::Context as _;
+use fairlead_keys::PrivateKey;
 use fairlead_members::configuration::Configuration;
 use ipnet::IpNet;
 use qrcode::QrCode;
 use qrcode::render::unicode::Dense1x2;
 use serde_json::{Value, json};
 
-use crate::arguments::{ConfigurationFormat, Output};
-use crate::output::render;
-use crate::showconf;
+use super::cluster::Cluster;
+use super::configuration;
+use crate::arguments::peers::MachineArguments;
+use crate::arguments::queries::ConfigurationFormat;
+use crate::logging;
+use crate::output::{Output, render};
 
 /// What every uplink carries that Fairlead supports: 1,460 bytes, without 80 of WireGuard over IPv6.
 const MTU: u16 = 1380;
@@ -64,12 +71,12 @@ impl Machine {
             text.push_str(&format!("DNS = {}, {}\n", servers.join(", "), self.domain));
         }
         text.push_str(&format!("MTU = {MTU}\n\n"));
-        text.push_str(&showconf::text(&self.configuration));
+        text.push_str(&configuration::text(&self.configuration));
         text
     }
 
     fn data(&self) -> Value {
-        let mut data = showconf::data(&self.configuration);
+        let mut data = configuration::data(&self.configuration);
         if let Some(data) = data.as_object_mut() {
             let interface = json!({
                 "privateKey": self.private_key, "addresses": self.addresses, "dns": self.dns,
@@ -79,6 +86,48 @@ impl Machine {
         }
         data
     }
+}
+
+/// The private key of the file that the user named.
+pub(super) fn read_private_key(machine: &MachineArguments) -> anyhow::Result<Option<PrivateKey>> {
+    machine.private_key_file.as_deref().map(private_key_of).transpose()
+}
+
+/// The private key in a file.
+pub(crate) fn private_key_of(path: &Path) -> anyhow::Result<PrivateKey> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read private key file {}", path.display()))?;
+    text.trim().parse().with_context(|| format!("cannot use private key file {}", path.display()))
+}
+
+/// Prints the configuration of the Peer's machine; what is left out goes to standard error.
+pub(super) fn print(
+    cluster: &Cluster,
+    peer: &str,
+    through: Option<&str>,
+    private_key: Option<&PrivateKey>,
+    arguments: &MachineArguments,
+) -> anyhow::Result<ExitCode> {
+    let configuration = cluster.configuration(peer, through, &arguments.allowed_ips)?;
+    for problem in &configuration.problems {
+        logging::error(problem);
+    }
+    if configuration.peers.is_empty() {
+        return Ok(ExitCode::FAILURE);
+    }
+    let has_services = configuration.peers.iter().any(|peer| cluster.carries_services(peer));
+    let dns = if arguments.no_dns || !has_services { Vec::new() } else { cluster.dns.clone() };
+    let machine = Machine {
+        private_key: private_key.map(PrivateKey::to_base64),
+        addresses: cluster.addresses(peer),
+        dns,
+        domain: arguments.cluster_domain.clone(),
+        configuration,
+    };
+    let text = if arguments.qr { machine.qr()? } else { machine.print(arguments.output)? };
+    // A closed pipe (`| head`) is not a failure.
+    drop(std::io::stdout().write_all(text.as_bytes()));
+    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 
 use crate::api;
-use crate::arguments::RevokeArguments;
+use crate::arguments::peer::RevokeArguments;
 
 /// How often a change is tried again that another one has overtaken.
 const ATTEMPTS: usize = 5;

@@ -13,8 +13,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::api;
-use crate::arguments::Output;
-use crate::output::{age, bytes, now, or_dash, render, table};
+use crate::output::{Output, age, bytes, now, or_dash, render, table};
 
 /// Condition of pools.
 const READY: &str = "Ready";

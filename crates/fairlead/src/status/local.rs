@@ -9,9 +9,9 @@ use fairlead_wire::node::{
 };
 use serde_json::{Value, json};
 
-use super::{connect, path};
-use crate::arguments::Output;
-use crate::output::{age, bytes, or_dash, render, table};
+use super::path;
+use crate::output::{Output, age, bytes, milliseconds, or_dash, render, table};
+use crate::query::connect;
 
 /// The status of the node program at `socket`, or of one peer of it, and whether there is no problem.
 ///
@@ -251,10 +251,6 @@ pub(super) fn reason(peer: &Peer) -> String {
         ("", relayed) => format!("relay: {relayed}"),
         (down, _) => down.to_owned(),
     }
-}
-
-pub(crate) fn milliseconds(seconds: f64) -> String {
-    format!("{:.1} ms", seconds * 1000.0)
 }
 
 /// The age of the handshake is that of the latest one.

@@ -3,8 +3,8 @@
 use fairlead_wire::node::{PathChange, Peer};
 use serde_json::{Value, json};
 
-use super::local::{milliseconds, peer_json, reason, sources};
-use crate::output::{age, now, or_dash, table, time};
+use super::local::{peer_json, reason, sources};
+use crate::output::{age, milliseconds, now, or_dash, table, time};
 
 /// The peers for scripts: names and types are stable.
 pub(super) fn peers_json(peers: &[Peer]) -> Value {

@@ -1,0 +1,30 @@
+//! How the command line asks: on one thread, the node program of this machine, and with which exit code it says that it found a problem.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use fairlead_wire::node::node_client::NodeClient;
+use tonic::transport::{Channel, Endpoint};
+
+/// Exit code when the query succeeded and found a problem.
+pub(crate) const PROBLEM_FOUND: u8 = 3;
+
+/// Runs a query on this thread.
+pub(crate) fn current_thread<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
+}
+
+/// Connects to the node program at a UNIX socket.
+pub(crate) async fn connect(socket: &Path) -> anyhow::Result<NodeClient<Channel>> {
+    let channel = Endpoint::from_shared(format!("unix://{}", socket.display()))
+        .with_context(|| format!("{} is not the path of a UNIX socket", socket.display()))?
+        .connect()
+        .await
+        .with_context(|| {
+            format!(
+                "no node program answers at {}: run this as root on a node where `fairlead node` runs, or use --cluster",
+                socket.display()
+            )
+        })?;
+    Ok(NodeClient::new(channel))
+}
