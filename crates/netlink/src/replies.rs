@@ -1,6 +1,9 @@
 //! The decoders of the kernel's replies without a socket, for bytes of another origin: fuzz targets and recorded replies. Programs use the typed calls of the other modules.
 
-use crate::{conntrack, nftables, route, wireguard};
+use fairlead_address::IpFamily;
+
+use crate::nftables::{dump, elements, timed};
+use crate::{conntrack, route, wireguard};
 
 /// What the bytes are said to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +60,29 @@ pub fn read(kind: ReplyKind, bytes: &[u8]) -> Result<usize, String> {
         ReplyKind::ConnectionStatistics => conntrack::of_cpu(bytes).map(|_| 1).map_err(str::to_owned),
         ReplyKind::Filter => route::count_filters(bytes).map_err(str::to_owned),
         ReplyKind::WireGuardDevice => wireguard::count_peers(bytes).map_err(str::to_owned),
-        other => nftables::count(other, bytes).map_err(str::to_owned),
+        ReplyKind::Chain => flag(dump::parse_chain(bytes, TABLE)),
+        ReplyKind::Elements => Ok(elements_in(bytes)),
+        ReplyKind::Rule => flag(dump::parse_rule(bytes, TABLE)),
+        ReplyKind::Set => flag(dump::parse_set(bytes, TABLE)),
     }
+}
+
+/// The name that corpora use.
+const TABLE: &str = "t";
+
+fn flag<T>(parsed: Result<Option<T>, &str>) -> Result<usize, String> {
+    parsed.map(|found| usize::from(found.is_some())).map_err(str::to_owned)
+}
+
+fn elements_in(bytes: &[u8]) -> usize {
+    let mut count = 0usize;
+    for family in [IpFamily::V4, IpFamily::V6] {
+        let mut found = Vec::new();
+        if dump::parse_elements(bytes, family, &mut found).is_ok() {
+            count = count.saturating_add(found.len());
+            elements::parse(family, found);
+        }
+        drop(timed::parse(bytes, family));
+    }
+    count
 }

@@ -5,18 +5,15 @@ use std::collections::BTreeMap;
 use fairlead_address::IpFamily;
 use nix::libc;
 
-use super::attributes::{AttributeWriter, Parsed, array, attributes, be32, explain, find, require, text};
-use super::messages::{family_header, kind};
-use super::{
-    BaseShape, ChainShape, ELEMENT_INTERVAL_END, Elements, EndpointMap, NFPROTO_INET, SET_DYNAMIC,
-    SET_INTERVAL, SET_MAP, SET_TIMEOUT, SetShape, TableShape, TableState, chain, element, elements,
-    endpoints, rule, set, table, timed,
+use super::attributes::{Parsed, array, attributes, be32, explain, find, require, text};
+use super::elements::{self, Elements};
+use super::endpoints;
+use super::request::{body, request};
+use super::table::{BaseShape, ChainShape, EndpointMap, SetShape, TableShape, TableState};
+use super::uapi::{
+    ELEMENT_INTERVAL_END, SET_DYNAMIC, SET_INTERVAL, SET_MAP, SET_TIMEOUT, chain, element, rule, set, table,
 };
-use crate::replies::ReplyKind;
-use crate::{Error, Message, Reply, Result, Socket};
-
-/// `struct nfgenmsg` in bytes.
-const FAMILY_HEADER: usize = 4;
+use crate::{Error, Reply, Result, Socket};
 
 /// `NFTA_GEN_ID` (`linux/netfilter/nf_tables.h`)
 const GENERATION_ID: u16 = 1;
@@ -111,17 +108,6 @@ fn parse_counter(body: &[u8], table_name: &str) -> Parsed<Option<(u64, RuleTraff
     Ok(None)
 }
 
-fn request(number: i32, what: &str, write: impl FnOnce(&mut AttributeWriter)) -> Result<Message> {
-    let mut writer = AttributeWriter::new(&family_header(NFPROTO_INET, 0));
-    write(&mut writer);
-    Ok(Message { kind: kind(number), flags: 0, payload: writer.finish(what)?, what: what.to_owned() })
-}
-
-/// What follows the family's header.
-pub(super) fn body(reply: &Reply) -> Parsed<&[u8]> {
-    reply.payload.get(FAMILY_HEADER..).ok_or("a truncated message")
-}
-
 fn table_flags(reply: &Reply) -> Parsed<u32> {
     find(body(reply)?, table::FLAGS)?.map_or(Ok(0), be32)
 }
@@ -134,7 +120,7 @@ fn read_sets(socket: &mut Socket, name: &str) -> Result<BTreeMap<String, SetShap
 }
 
 /// `None` for a set of another table.
-fn parse_set(body: &[u8], table_name: &str) -> Parsed<Option<(String, SetShape)>> {
+pub(crate) fn parse_set(body: &[u8], table_name: &str) -> Parsed<Option<(String, SetShape)>> {
     if text(require(body, set::TABLE)?)? != table_name {
         return Ok(None);
     }
@@ -185,7 +171,7 @@ fn read_chains(socket: &mut Socket, name: &str) -> Result<BTreeMap<String, Chain
 }
 
 /// `None` for a chain of another table: the kernel does not filter this dump.
-fn parse_chain(body: &[u8], table_name: &str) -> Parsed<Option<(String, ChainShape)>> {
+pub(crate) fn parse_chain(body: &[u8], table_name: &str) -> Parsed<Option<(String, ChainShape)>> {
     if text(require(body, chain::TABLE)?)? != table_name {
         return Ok(None);
     }
@@ -202,7 +188,7 @@ fn parse_chain(body: &[u8], table_name: &str) -> Parsed<Option<(String, ChainSha
 }
 
 /// The rule's chain and our fingerprint.
-fn parse_rule(body: &[u8], table_name: &str) -> Parsed<Option<(String, Option<u64>)>> {
+pub(crate) fn parse_rule(body: &[u8], table_name: &str) -> Parsed<Option<(String, Option<u64>)>> {
     if text(require(body, rule::TABLE)?)? != table_name {
         return Ok(None);
     }
@@ -268,7 +254,7 @@ fn read_elements(
     Ok(elements::parse(family, found))
 }
 
-fn parse_elements(body: &[u8], family: IpFamily, into: &mut Vec<(u128, bool)>) -> Parsed<()> {
+pub(crate) fn parse_elements(body: &[u8], family: IpFamily, into: &mut Vec<(u128, bool)>) -> Parsed<()> {
     let Some(list) = find(body, element::LIST_ELEMENTS)? else { return Ok(()) };
     for entry in attributes(list) {
         let (_, entry) = entry?;
@@ -278,35 +264,6 @@ fn parse_elements(body: &[u8], family: IpFamily, into: &mut Vec<(u128, bool)>) -
         into.push((address, flags & ELEMENT_INTERVAL_END != 0));
     }
     Ok(())
-}
-
-/// How many objects of a kind the attributes of one reply hold; none for kinds that are not nftables'.
-pub(crate) fn count(kind: ReplyKind, body: &[u8]) -> Parsed<usize> {
-    // The name that corpora use.
-    let table = "t";
-    Ok(match kind {
-        ReplyKind::Chain => usize::from(parse_chain(body, table)?.is_some()),
-        ReplyKind::Elements => {
-            let mut count = 0usize;
-            for family in [IpFamily::V4, IpFamily::V6] {
-                let mut found = Vec::new();
-                if parse_elements(body, family, &mut found).is_ok() {
-                    count = count.saturating_add(found.len());
-                    elements::parse(family, found);
-                }
-                drop(timed::parse(body, family));
-            }
-            count
-        }
-        ReplyKind::Rule => usize::from(parse_rule(body, table)?.is_some()),
-        ReplyKind::Set => usize::from(parse_set(body, table)?.is_some()),
-        ReplyKind::Changes
-        | ReplyKind::Connection
-        | ReplyKind::ConnectionEvents
-        | ReplyKind::ConnectionStatistics
-        | ReplyKind::Filter
-        | ReplyKind::WireGuardDevice => 0,
-    })
 }
 
 #[cfg(test)]
@@ -332,7 +289,7 @@ mod tests {
             let _ = parse_counter(&bytes, "t");
             let _ = parse_elements(&bytes, IpFamily::V6, &mut Vec::new());
             let _ = parse_endpoints(&bytes);
-            let _ = timed::parse(&bytes, IpFamily::V4);
+            let _ = super::super::timed::parse(&bytes, IpFamily::V4);
             let _ = fingerprint(&bytes);
         }
     }

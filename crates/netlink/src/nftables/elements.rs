@@ -119,7 +119,7 @@ pub(super) fn of_interval(family: IpFamily, interval: Interval) -> impl Iterator
 ///
 /// The kernel guarantees no order. An end without a beginning (`nft` adds one in front) has no meaning; a beginning without
 /// an end reaches to the highest address.
-pub(super) fn parse(family: IpFamily, mut elements: Vec<(u128, bool)>) -> Elements {
+pub(crate) fn parse(family: IpFamily, mut elements: Vec<(u128, bool)>) -> Elements {
     // An end sorts before a beginning at the same address: there the intervals touch.
     elements.sort_unstable_by_key(|(address, is_end)| (*address, !is_end));
     let (mut intervals, mut open) = (Vec::new(), None);

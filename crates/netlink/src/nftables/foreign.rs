@@ -11,9 +11,9 @@ use std::fmt;
 use nix::libc;
 
 use super::attributes::{AttributeWriter, Parsed, array, attributes, be32, explain, find, require, text};
-use super::dump::body;
-use super::messages::{family_header, kind};
-use super::{Expression, NF_ACCEPT, NFPROTO_INET, chain, rule, table};
+use super::expression::Expression;
+use super::request::{body, family_header, kind};
+use super::uapi::{NF_ACCEPT, NFPROTO_INET, chain, rule, table};
 use crate::{Message, Reply, Result, Socket};
 
 /// `NFPROTO_IPV4`, `NFPROTO_IPV6` (`linux/netfilter.h`)

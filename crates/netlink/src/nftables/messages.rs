@@ -6,37 +6,18 @@ use fairlead_address::{Interval, IpFamily};
 use nix::libc;
 
 use super::attributes::AttributeWriter;
-use super::{
-    COUNTED_ADDRESSES, Chain, Difference, ELEMENT_INTERVAL_END, Elements, EndpointMap, NF_ACCEPT,
-    NFPROTO_INET, Rule, SET_DYNAMIC, SET_INTERVAL, SET_MAP, SET_TIMEOUT, Table, chain, element, elements,
-    endpoints, rule, set, table, timed,
+use super::elements::{self, Difference, Elements};
+use super::operands::COUNTED_ADDRESSES;
+use super::request::message;
+use super::table::{Chain, EndpointMap, Rule, Table};
+use super::uapi::{
+    ELEMENT_INTERVAL_END, NF_ACCEPT, SET_DYNAMIC, SET_INTERVAL, SET_MAP, chain, element, rule, set, table,
 };
+use super::{endpoints, timed};
 use crate::{Message, Result};
 
 /// Intervals per message: 1,000 of IPv6 take 64,000 of the 65,535 bytes an attribute can have.
 const CHUNK: usize = 1000;
-
-/// `struct nfgenmsg`; `resource` is the number of the subsystem in batch limits and zero elsewhere.
-pub(super) fn family_header(family: u8, resource: u16) -> Vec<u8> {
-    let [high, low] = resource.to_be_bytes();
-    vec![family, libc::NFNETLINK_V0 as u8, high, low]
-}
-
-/// `nlmsg_type` of an nftables message.
-pub(super) const fn kind(message: i32) -> u16 {
-    (libc::NFNL_SUBSYS_NFTABLES << 8 | message) as u16
-}
-
-pub(super) fn message(
-    number: i32,
-    flags: i32,
-    what: String,
-    write: impl FnOnce(&mut AttributeWriter),
-) -> Result<Message> {
-    let mut writer = AttributeWriter::new(&family_header(NFPROTO_INET, 0));
-    write(&mut writer);
-    Ok(Message { kind: kind(number), flags: flags as u16, payload: writer.finish(&what)?, what })
-}
 
 /// Creates the table, replacing one of the same name.
 ///
@@ -190,18 +171,6 @@ fn add_counted_set(table_name: &str, name: &str, family: IpFamily, number: u32) 
         m.be32(set::KEY_LENGTH, elements::key_length(family));
         m.be32(set::ID, number);
         m.nested(set::DESCRIPTION, |description| description.be32(set::SIZE, COUNTED_ADDRESSES));
-    })
-}
-
-pub(super) fn add_timed_set(table_name: &str, name: &str, family: IpFamily, number: u32) -> Result<Message> {
-    let what = format!("add set inet {table_name} {name}");
-    message(libc::NFT_MSG_NEWSET, libc::NLM_F_CREATE, what, |m| {
-        m.text(set::TABLE, table_name);
-        m.text(set::NAME, name);
-        m.be32(set::FLAGS, SET_TIMEOUT);
-        m.be32(set::KEY_TYPE, elements::nft_type(family));
-        m.be32(set::KEY_LENGTH, elements::key_length(family));
-        m.be32(set::ID, number);
     })
 }
 

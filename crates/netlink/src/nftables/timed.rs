@@ -8,22 +8,15 @@ use fairlead_address::IpFamily;
 use nix::libc;
 
 use super::attributes::{Parsed, array, attributes, explain, find, require};
-use super::dump::{body, dump_elements};
-use super::messages::{add_timed_set, message};
-use super::{SetShape, TableShape, element, elements};
+use super::dump::dump_elements;
+use super::elements;
+use super::request::{body, message};
+use super::table::{SetShape, TableShape, TimedSet};
+use super::uapi::{SET_TIMEOUT, element, set};
 use crate::{Message, Result, Socket};
 
 /// Longest time of an element: a bound for what another program may have set.
 const LONGEST: Duration = Duration::from_secs(3600);
-
-/// The addresses of one set of this kind.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TimedSet {
-    /// Of all addresses; others are left out.
-    pub family: IpFamily,
-    /// For how long from now each is in the set, in whole milliseconds.
-    pub addresses: BTreeMap<IpAddr, Duration>,
-}
 
 /// Makes these the only elements of a set that is there, in one step when the messages are one transaction. The kernel removes each after
 /// its time.
@@ -43,9 +36,21 @@ pub fn replace_timed(table: &str, name: &str, set: &TimedSet) -> Result<Vec<Mess
 
 /// Creates a set with its elements.
 pub(super) fn create(table: &str, name: &str, set: &TimedSet, number: u32) -> Result<Vec<Message>> {
-    let mut messages = vec![add_timed_set(table, name, set.family, number)?];
+    let mut messages = vec![add_set(table, name, set.family, number)?];
     messages.extend(add_elements(table, name, set)?);
     Ok(messages)
+}
+
+fn add_set(table_name: &str, name: &str, family: IpFamily, number: u32) -> Result<Message> {
+    let what = format!("add set inet {table_name} {name}");
+    message(libc::NFT_MSG_NEWSET, libc::NLM_F_CREATE, what, |m| {
+        m.text(set::TABLE, table_name);
+        m.text(set::NAME, name);
+        m.be32(set::FLAGS, SET_TIMEOUT);
+        m.be32(set::KEY_TYPE, elements::nft_type(family));
+        m.be32(set::KEY_LENGTH, elements::key_length(family));
+        m.be32(set::ID, number);
+    })
 }
 
 /// A time of less than a millisecond is none.
@@ -104,7 +109,7 @@ pub fn read_timed(
     Ok(found)
 }
 
-pub(super) fn parse(body: &[u8], family: IpFamily) -> Parsed<BTreeMap<IpAddr, Duration>> {
+pub(crate) fn parse(body: &[u8], family: IpFamily) -> Parsed<BTreeMap<IpAddr, Duration>> {
     let Some(list) = find(body, element::LIST_ELEMENTS)? else { return Ok(BTreeMap::new()) };
     let mut found = BTreeMap::new();
     for entry in attributes(list) {
