@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::shared::{Blocks, duplicates, finding, overlap, pool_of_block};
-use super::{ClusterView, Finding, KnownBlock, KnownPod, KnownPool, Severity};
+use super::finding::{Finding, Severity, finding};
+use super::shared::{Blocks, duplicates, overlap, pool_of_block};
+use super::view::{ClusterView, KnownBlock, KnownPod, KnownPool};
 
 /// Compares pods, blocks, pools and Nodes. The worst come first.
 pub fn cluster(view: &ClusterView) -> Vec<Finding> {

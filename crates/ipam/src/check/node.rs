@@ -5,8 +5,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::shared::{Blocks, duplicates, finding, overlap, pool_of_block};
-use super::{Finding, KnownBlock, KnownPod, KnownPool, NodeView, PodLink, Reservation, Severity};
+use super::finding::{Finding, Severity, finding};
+use super::shared::{Blocks, duplicates, overlap, pool_of_block};
+use super::view::{KnownBlock, KnownPod, KnownPool, NodeView, PodLink, Reservation};
 use crate::table::{Allocated, Key};
 
 /// Compares everything that is known. What the API server has not said is not compared. The worst come first.

@@ -1,21 +1,12 @@
-//! What both checks share.
+//! What is wrong with blocks and pods wherever they are looked at.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{Finding, KnownBlock, KnownPod, KnownPool, Severity};
-
-/// A finding from its parts, in the order of the struct.
-pub(super) fn finding(
-    severity: Severity,
-    reason: &'static str,
-    subject: impl Into<String>,
-    [what, why, advice]: [String; 3],
-) -> Finding {
-    Finding { severity, reason, subject: subject.into(), what, why, advice }
-}
+use super::finding::{Finding, Severity, finding};
+use super::view::{KnownBlock, KnownPod, KnownPool};
 
 /// Blocks that can be asked which of them has an address.
 pub(super) struct Blocks<'a> {

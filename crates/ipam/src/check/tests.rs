@@ -1,4 +1,5 @@
 use super::*;
+use crate::table::{Allocated, Key};
 
 fn key(id: &str) -> Key {
     Key { container_id: id.to_owned(), ifname: "eth0".to_owned() }
