@@ -6,6 +6,7 @@
 //!
 //! All functions act in the calling thread's network namespace, the host's.
 
+mod error;
 mod inspect;
 mod moved;
 mod plan;
@@ -17,7 +18,6 @@ mod source_check;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
@@ -35,10 +35,11 @@ use crate::routes;
 use crate::routing_ids::RoutingIds;
 use crate::uplink::{self, SysctlError};
 
+pub use error::{Error, Result};
 pub use inspect::{End, Inspection, inspect};
 pub use moved::gather_routes;
 use plan::Plan;
-pub use plan::PodAlias;
+pub use plan::{PodAlias, PodSpec};
 pub use recover::{Unclear, recover};
 pub use removal::{Removal, remove};
 pub use repair::{Attached, HostEnds, Repair, repairs};
@@ -50,27 +51,6 @@ const NAME_TRIES: u32 = 8;
 const SETTLE_TRIES: u32 = 10_000;
 const SETTLE_PAUSE: Duration = Duration::from_micros(50);
 const SETTLE_PAUSE_MAX: Duration = Duration::from_millis(1);
-
-/// The attachment of a pod that [`add`] makes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodSpec {
-    /// The runtime's name for the sandbox (`CNI_CONTAINERID`).
-    pub container_id: String,
-    /// Name of the interface in the pod (`CNI_IFNAME`).
-    pub ifname: String,
-    /// File of the pod's network namespace (`CNI_NETNS`).
-    pub netns: PathBuf,
-    /// Pool its addresses are from.
-    pub pool: String,
-    /// Its addresses.
-    pub addresses: DualStackAddrs,
-    /// MTU of both ends in bytes; the kernel's default is 1500.
-    pub mtu: Option<u32>,
-    /// Name of the link on the host, if others rely on one; otherwise it is made of the container's.
-    pub link_name: Option<String>,
-    /// Of its routes on the host.
-    pub ids: RoutingIds,
-}
 
 /// The links that were made for a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,65 +85,6 @@ pub struct PodOnNode {
     /// Its addresses, as far as routes lead to them.
     pub addresses: DualStackAddrs,
 }
-
-/// Why a pod's link could not be made, removed or listed.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The pod already has an interface of that name, and it is not one of ours.
-    #[error("interface {ifname} already exists in network namespace {}; another plugin may have made it", .netns.display())]
-    InterfaceExists {
-        /// Name of the interface.
-        ifname: String,
-        /// File of the namespace.
-        netns: PathBuf,
-    },
-    /// Something asked for cannot be.
-    #[error("{field} {value:?} {reason}")]
-    Invalid {
-        /// Which part of the request.
-        field: &'static str,
-        /// What it was.
-        value: String,
-        /// Why not.
-        reason: &'static str,
-    },
-    /// The kernel refused.
-    #[error("pod interface {ifname} of container {container_id}: {source}")]
-    Kernel {
-        /// The runtime's name for the sandbox.
-        container_id: String,
-        /// Name of the interface.
-        ifname: String,
-        /// What it refused and why.
-        source: fairlead_netlink::Error,
-    },
-    /// Links or routes could not be read.
-    #[error("cannot find out which pods are on this node: {0}")]
-    List(#[source] fairlead_netlink::Error),
-    /// The namespace is missing or is none.
-    #[error("network namespace {} of container {container_id} cannot be used: {reason}", .path.display())]
-    Netns {
-        /// The runtime's name for the sandbox.
-        container_id: String,
-        /// File of the namespace.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: io::Error,
-    },
-    /// A switch of the link could not be set.
-    #[error("pod interface {ifname} of container {container_id}: {source}")]
-    Sysctl {
-        /// The runtime's name for the sandbox.
-        container_id: String,
-        /// Name of the interface.
-        ifname: String,
-        /// Which and why.
-        source: SysctlError,
-    },
-}
-
-/// A result of work on pods.
-pub type Result<T> = std::result::Result<T, Error>;
 
 /// Connects a pod. What was there for the same container and interface is replaced, so a runtime may repeat the call.
 /// There is no wait for duplicate address detection: when this returns the pod can talk.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use fairlead_address::DualStackAddrs;
 use fairlead_api::names::{IPV6_MIN_MTU, LINK_ALIAS_PREFIX, POD_GATEWAY_IPV4, POD_GATEWAY_IPV6};
@@ -12,7 +13,7 @@ use fairlead_netlink::route::{
 };
 use ipnet::IpNet;
 
-use super::{Error, PodSpec, Result};
+use super::error::{Error, Result};
 use crate::routing_ids::RoutingIds;
 
 /// `IFNAMSIZ` without the terminating zero (`linux/if.h`).
@@ -23,6 +24,27 @@ const ALIAS_MAX: usize = 255;
 const IPV4_MIN_MTU: u32 = 68;
 /// `RTPROT_BOOT`, what `ip route add` says: routes in the pod have no owner to distinguish.
 const PROTOCOL_BOOT: u8 = 3;
+
+/// The attachment of a pod that [`add`](super::add) makes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodSpec {
+    /// The runtime's name for the sandbox (`CNI_CONTAINERID`).
+    pub container_id: String,
+    /// Name of the interface in the pod (`CNI_IFNAME`).
+    pub ifname: String,
+    /// File of the pod's network namespace (`CNI_NETNS`).
+    pub netns: PathBuf,
+    /// Pool its addresses are from.
+    pub pool: String,
+    /// Its addresses.
+    pub addresses: DualStackAddrs,
+    /// MTU of both ends in bytes; the kernel's default is 1500.
+    pub mtu: Option<u32>,
+    /// Name of the link on the host, if others rely on one; otherwise it is made of the container's.
+    pub link_name: Option<String>,
+    /// Of its routes on the host.
+    pub ids: RoutingIds,
+}
 
 /// The alias of a pod's link on the host: the one record of who it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
