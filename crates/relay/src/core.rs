@@ -7,6 +7,7 @@
 mod allocations;
 mod codel;
 mod counters;
+mod links;
 mod outbox;
 mod registrations;
 mod replicas;
@@ -26,9 +27,10 @@ pub use allocations::{
     AllocationCounters, AllocationLimits, AllocationRefusal, Allocations, Output, Token, UdpDrop,
 };
 pub use counters::{Counters, DropReason};
+pub use links::{Admission, LinkId, ReplicaLinkId, Transmit};
 pub use outbox::QueueLimits;
 pub(crate) use outbox::{Class, Outbox};
-pub use replicas::{ReplicaLinkId, ReplicaRefusal, TooManyKeys};
+pub use replicas::{ReplicaRefusal, TooManyKeys};
 pub use stun::{StunAnswer, StunCounters, StunDrop, StunResponder};
 
 /// Pings and frames that are ignored, a second and at once. A client needs one every second.
@@ -43,10 +45,6 @@ const ALLOCATION_RATE: Rate = Rate::per_second(10, 32);
 const RATE_NOTICE_INTERVAL: Duration = Duration::from_secs(10);
 /// Datagrams that a client may send at once where its rate is limited: two of the longest.
 const MIN_BURST: u64 = 128 << 10;
-
-/// A registered connection. Numbers are never used again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LinkId(u64);
 
 /// What clients of a relay may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,28 +69,6 @@ impl Default for Limits {
             idle: Duration::from_secs(60),
         }
     }
-}
-
-/// What a client has proved, and why it is let in.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Admission {
-    /// Its key.
-    pub key: PublicKey,
-    /// The run of the client.
-    pub instance: [u8; 8],
-    /// SHA-256 of the token it showed, if the relay asks for one.
-    pub token: Option<[u8; 32]>,
-}
-
-/// What the shell writes next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Transmit {
-    /// Nothing more, ever: close the connection.
-    Close,
-    /// What was appended.
-    Frames,
-    /// Nothing until [`Relay::take_ready`] names the link.
-    Nothing,
 }
 
 /// All links of a relay.

@@ -15,7 +15,7 @@ use fairlead_limits::{Rate, TokenBucket};
 use fairlead_wire::stun::is_stun;
 use fairlead_wire::stun::server::{nonce, parse_request, stale_nonce, success};
 
-use super::Admission;
+use super::links::Admission;
 
 /// What a client proves with that the relay gave it the port.
 pub type Token = [u8; 32];

@@ -6,8 +6,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::LinkId;
-use super::replicas::{ReplicaLinkId, Stamp};
+use super::links::{LinkId, ReplicaLinkId, Stamp};
 
 /// How long an older link of a key stays after a newer one has registered.
 const DRAIN_TIME: Duration = Duration::from_secs(5);

@@ -11,8 +11,9 @@ use fairlead_keys::PublicKey;
 use fairlead_wire::relay::replica::{ReplicaFrame, ReplicaRegistration};
 use fairlead_wire::relay::{ErrorReason, Frame};
 
+use super::links::{LinkId, ReplicaLinkId, Stamp, Transmit};
 use super::registrations::{Outcome, Registration, Registrations};
-use super::{Class, Counters, DropReason, Outbox, QueueLimits, Relay, Transmit};
+use super::{Class, Counters, DropReason, Outbox, QueueLimits, Relay};
 
 /// Connections to other replicas: each of five has two to each other one, for each address family.
 const MAX_LINKS: usize = 64;
@@ -20,17 +21,6 @@ const MAX_LINKS: usize = 64;
 const MAX_ANNOUNCED: usize = 1 << 17;
 /// What waits for a replica, as a multiple of what may wait for a client.
 const QUEUE_FACTOR: usize = 4;
-
-/// A connection to another replica. Numbers are never used again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ReplicaLinkId(u64);
-
-/// Orders the registrations of one key at all replicas: the clock of the replica, then its ID.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Stamp {
-    clock: u64,
-    replica: [u8; 16],
-}
 
 /// Why a connection to a replica is not used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -315,7 +305,7 @@ impl Relay {
     }
 
     /// Tells a new client the same, if there are any.
-    pub(super) fn tell_of_replicas(&mut self, id: super::LinkId) {
+    pub(super) fn tell_of_replicas(&mut self, id: LinkId) {
         if self.replicas.told > 0 {
             self.send(id, &Frame::Replicas(self.replicas.told));
         }
