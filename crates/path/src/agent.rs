@@ -28,9 +28,11 @@ use crate::candidates::{Candidate, MAX_CANDIDATES, Source};
 use crate::prober::{Prober, Session};
 use crate::probing::{Identity, PerSecond, Probing};
 use crate::reflexive::ReflexiveAddresses;
+use crate::relay_path::RelayPath;
 use crate::rotation::{Config, Observation, Rotation, State, Status};
 use crate::stun::StunClient;
 use crate::timers::TimerQueue;
+use crate::transmit::Transmit;
 
 mod birthday;
 mod event;
@@ -65,19 +67,6 @@ pub struct PeerPaths {
     pub birthday: Option<BirthdaySide>,
 }
 
-/// How a peer is reached by way of a relay.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RelayPath {
-    /// What stands for the peer: datagrams sent there go to the relay.
-    pub endpoint: SocketAddr,
-    /// Nothing else is used.
-    pub is_only: bool,
-    /// How long a peer that does not answer probes is tried directly, before it is tried by way of the relay.
-    pub handshake_timeout: Duration,
-    /// Longest time between attempts to find a direct path while traffic is relayed.
-    pub direct_retry: Duration,
-}
-
 impl PeerPaths {
     /// All candidates, the relay last.
     fn all(&self) -> Vec<Candidate> {
@@ -86,19 +75,6 @@ impl PeerPaths {
         let most = MAX_CANDIDATES.saturating_sub(usize::from(relay.is_some()));
         self.candidates.iter().filter(|_| is_used).take(most).copied().chain(relay).collect()
     }
-}
-
-/// A datagram to be sent from the WireGuard port, or from a socket of a birthday attempt.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Transmit {
-    /// Its source address; the kernel chooses one when `None`.
-    pub local: Option<IpAddr>,
-    /// The socket of the birthday attempt, if it is to be one.
-    pub socket: Option<u16>,
-    /// Its destination.
-    pub remote: SocketAddr,
-    /// Its payload.
-    pub payload: Vec<u8>,
 }
 
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use fairlead_wire::stun::{Nonce, TransactionId, parse_response};
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-use crate::agent::Transmit;
+use crate::transmit::Transmit;
 
 /// When requests are sent in a round, until one is answered.
 const ATTEMPTS: [Duration; 4] =

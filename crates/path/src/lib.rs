@@ -27,11 +27,13 @@ pub mod nat;
 mod prober;
 mod probing;
 mod reflexive;
+mod relay_path;
 mod rotation;
 mod stun;
 mod timers;
+mod transmit;
 
-pub use agent::{Event, OwnSide, PathAgent, PeerPaths, RelayPath, SocketChange, Transmit};
+pub use agent::{Event, OwnSide, PathAgent, PeerPaths, SocketChange};
 pub use binding::RelayPort;
 pub use birthday::{
     BirthdayOutcome, BirthdayPolicy, BirthdaySide, BirthdayStatus, SOCKETS as BIRTHDAY_SOCKETS, birthday_side,
@@ -40,7 +42,9 @@ pub use candidates::{Candidate, MAX_CANDIDATES, OwnView, PeerView, Source, order
 pub use fairlead_address::{Nat64, is_private};
 pub use filtering::{Filtering, RelayStun};
 pub use nat::{NatType, Seen, classify};
-pub use prober::{CandidateStatus, PingOutcome, RelayPortRange};
+pub use prober::{CandidateStatus, PingOutcome};
 pub use probing::{Identity, ProbeCounts, ProbeDrops};
+pub use relay_path::{RelayPath, RelayPortRange};
 pub use rotation::{Config, EndpointReason, Observation, Reason, State, Status};
 pub use stun::{MAX_SERVERS as MAX_STUN_SERVERS, StunAnswer};
+pub use transmit::Transmit;

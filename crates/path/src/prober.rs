@@ -14,8 +14,8 @@ use fairlead_wire::probe::TransactionId;
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-use crate::agent::RelayPath;
 use crate::candidates::{Candidate, MAX_CANDIDATES};
+use crate::relay_path::{RelayPath, RelayPortRange};
 use crate::rotation::EndpointReason;
 
 mod birthday;
@@ -35,7 +35,6 @@ mod signalled;
 
 pub use ping::{CandidateStatus, PingOutcome};
 pub(crate) use refusals::Hint;
-pub use relay_port::RelayPortRange;
 
 use doubt::Doubt;
 use handshake::Handshakes;

@@ -16,7 +16,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::candidates::{Candidate, Source};
-use crate::prober::RelayPortRange;
+use crate::relay_path::RelayPortRange;
 
 mod status;
 

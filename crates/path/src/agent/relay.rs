@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 use super::{Event, PathAgent, Transmit};
 use crate::binding::{Bindings, Outcome, RelayPort};
 use crate::filtering::{Filtering, FilteringTest, RelayStun};
-use crate::prober::RelayPortRange;
+use crate::relay_path::RelayPortRange;
 use crate::stun::StunAnswer;
 
 /// The machines that speak STUN with the relay.

@@ -1,28 +1,11 @@
 //! The relay's UDP port as a path: better than its loopback port, by which datagrams go over TCP.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::{Path, Prober};
 use crate::candidates::{Candidate, Source};
-
-/// The UDP ports that a relay may allocate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RelayPortRange {
-    /// The relay's address.
-    pub ip: IpAddr,
-    /// The first port.
-    pub first: u16,
-    /// The last port.
-    pub last: u16,
-}
-
-impl RelayPortRange {
-    /// Whether an endpoint is one of the ports.
-    pub fn contains(&self, endpoint: SocketAddr) -> bool {
-        endpoint.ip().to_canonical() == self.ip && (self.first..=self.last).contains(&endpoint.port())
-    }
-}
+use crate::relay_path::RelayPortRange;
 
 impl Prober {
     /// Sets which endpoints are ports of the relay: none of them is a direct path.
