@@ -12,7 +12,6 @@ pub mod frames;
 pub mod lease;
 pub mod membership;
 mod outbox;
-mod start;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -30,7 +29,6 @@ use tokio::sync::{mpsc, watch};
 
 pub(crate) use connection::FLOWS;
 pub use membership::{Member, Members, OwnPod};
-pub use start::{Copies, Gateway, Started, start};
 pub use tls::Identity;
 
 use self::outbox::Outbox;

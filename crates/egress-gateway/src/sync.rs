@@ -13,6 +13,7 @@ pub mod incoming;
 mod kernel;
 mod metrics;
 pub mod outgoing;
+pub(crate) mod start;
 #[cfg(test)]
 mod tests;
 pub mod worker;

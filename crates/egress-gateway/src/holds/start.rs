@@ -17,9 +17,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::metrics::HoldMetrics;
 use super::{Holds, Inputs, Leases, Machine, finish};
-use crate::peers::{self, Copies, Gateway, OwnPod, Slots, Started};
+use crate::peers::{OwnPod, Slots};
 use crate::shared::Shared;
 use crate::sync::SyncMetrics;
+use crate::sync::start::{self, Copies, Gateway, Started};
 
 /// How long tasks may take to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
@@ -94,7 +95,7 @@ fn start(
     };
     let hold = Arc::clone(machine) as _;
     let Started { peers, complete, joined, leaves } =
-        peers::start(supervisor, &context.client, gateway, hold, copies)?;
+        start::start(supervisor, &context.client, gateway, hold, copies)?;
     let holds = Holds {
         machine: Arc::clone(machine),
         pod: context.pod.name.clone(),

@@ -10,44 +10,44 @@ use fairlead_egress::EgressName;
 use kube::Client;
 use tokio::sync::watch;
 
-use super::lease::Membership;
-use super::{Hold, Identity, Member, OwnPod, Peers, Slots};
-use crate::sync::{Addresses, Copier, SyncMetrics};
+use super::{Addresses, Copier, SyncMetrics};
+use crate::peers::lease::Membership;
+use crate::peers::{Hold, Identity, Member, OwnPod, Peers, Slots};
 
 /// This gateway.
 #[derive(Debug, Clone)]
-pub struct Gateway {
+pub(crate) struct Gateway {
     /// Its Egress.
-    pub egress: EgressName,
+    pub(crate) egress: EgressName,
     /// Its pod.
-    pub pod: OwnPod,
+    pub(crate) pod: OwnPod,
     /// Addresses of its pod.
-    pub addresses: Vec<IpAddr>,
+    pub(crate) addresses: Vec<IpAddr>,
     /// Where it listens for others; they dial the port of their own.
-    pub listen: SocketAddr,
+    pub(crate) listen: SocketAddr,
 }
 
 /// What is copied, and where it is counted.
-pub struct Copies {
+pub(crate) struct Copies {
     /// The slots, as the hold protocol sees them.
-    pub slots: watch::Receiver<Arc<Slots>>,
+    pub(crate) slots: watch::Receiver<Arc<Slots>>,
     /// Which clients and destinations there are.
-    pub addresses: Arc<dyn Addresses>,
+    pub(crate) addresses: Arc<dyn Addresses>,
     /// Metrics.
-    pub metrics: SyncMetrics,
+    pub(crate) metrics: SyncMetrics,
 }
 
 /// Handles of the tasks.
 #[derive(Debug)]
-pub struct Started {
+pub(crate) struct Started {
     /// The other gateways.
-    pub peers: Arc<Peers>,
+    pub(crate) peers: Arc<Peers>,
     /// Slots of which this gateway has a full copy of the holder's connections.
-    pub complete: watch::Receiver<BTreeSet<u32>>,
+    pub(crate) complete: watch::Receiver<BTreeSet<u32>>,
     /// Whether this gateway is in the Lease.
-    pub joined: watch::Receiver<bool>,
+    pub(crate) joined: watch::Receiver<bool>,
     /// Whether the controller asks it to leave the others the source addresses.
-    pub leaves: watch::Receiver<bool>,
+    pub(crate) leaves: watch::Receiver<bool>,
 }
 
 /// Starts all of it: the subsystem `membership` writes this gateway into the Lease, and out of it when it is stopped; `peers` has the
@@ -55,7 +55,7 @@ pub struct Started {
 ///
 /// # Errors
 /// The port is in use, or the cryptography library fails.
-pub fn start(
+pub(crate) fn start(
     supervisor: &mut Supervisor,
     client: &Client,
     gateway: Gateway,
