@@ -12,17 +12,20 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use fairlead_egress::options::Options;
 use fairlead_netlink::conntrack::{ConnectionEvent, ConnectionEvents, ConnectionTable, Flow};
 use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use self::answer::Answer;
 use self::copies::{Change, Copies};
 use self::log::{Connection, Connections, MAX_KEPT, Millis, Pod};
 use crate::data_path::connections;
+use crate::holds::announced::Announced;
 use crate::metrics::Metrics;
 use crate::registry::Registry;
-use crate::shared::Shared;
+use crate::registry::store::Store;
 
 /// Notifications that are taken at once.
 const BATCH: usize = 256;
@@ -55,14 +58,13 @@ impl Known {
 }
 
 /// Takes what the kernel says of connections. Never ends.
-pub(crate) async fn watch(shared: Arc<Shared>, known: Known, metrics: Metrics) -> anyhow::Result<()> {
+pub(crate) async fn watch(mut watch: Watch) -> anyhow::Result<()> {
     #[expect(
         deprecated,
         reason = "unsound only for types that do not own their descriptor; `register` is unsafe"
     )]
     let mut socket = AsyncFd::try_new(ConnectionEvents::open_new_destroyed()?)?;
-    let (mut sources, mut held) = (shared.sources(), shared.held());
-    let mut watch = Watch { shared, known, metrics, pods: HashMap::new(), copies: Copies::default() };
+    let mut announced = watch.announced.clone();
     let mut lists = interval(LIST);
     lists.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut events = Vec::with_capacity(BATCH);
@@ -74,8 +76,7 @@ pub(crate) async fn watch(shared: Arc<Shared>, known: Known, metrics: Metrics) -
                 watch.list().await;
                 continue;
             }
-            Ok(()) = sources.changed() => {}
-            Ok(()) = held.changed() => {}
+            Ok(()) = announced.changed() => {}
             ready = socket.readable_mut() => {
                 let mut ready = ready?;
                 if ready.get_inner_mut().read(BATCH, &mut events)? {
@@ -91,8 +92,11 @@ pub(crate) async fn watch(shared: Arc<Shared>, known: Known, metrics: Metrics) -
     }
 }
 
-struct Watch {
-    shared: Arc<Shared>,
+/// What follows connections.
+pub(crate) struct Watch {
+    store: Arc<Store>,
+    announced: Announced,
+    options: watch::Receiver<Arc<Options>>,
     known: Known,
     metrics: Metrics,
     /// Each name once, by the address.
@@ -101,10 +105,20 @@ struct Watch {
 }
 
 impl Watch {
+    pub(crate) fn new(
+        store: Arc<Store>,
+        announced: Announced,
+        options: watch::Receiver<Arc<Options>>,
+        known: Known,
+        metrics: Metrics,
+    ) -> Self {
+        Self { store, announced, options, known, metrics, pods: HashMap::new(), copies: Copies::default() }
+    }
+
     /// Connections of addresses that the gateway no longer holds are another's. Returns whether those of an address that it holds now are
     /// not known yet.
     fn follow_sources(&mut self) -> bool {
-        let Some(change) = self.copies.follow(&self.shared.floating()) else { return false };
+        let Some(change) = self.copies.follow(&self.announced.floating()) else { return false };
         let mut connections = self.known.locked();
         connections.forget_all(self.copies.addresses());
         if change == Change::Taken {
@@ -120,10 +134,10 @@ impl Watch {
             return false;
         }
         let now = now();
-        let Self { shared, known, metrics, pods, copies } = self;
+        let Self { store, known, metrics, pods, copies, .. } = self;
         let (mut is_incomplete, mut ended) = (false, Vec::new());
         let mut connections = known.locked();
-        shared.read(|registry| {
+        store.read(|registry| {
             for event in events {
                 match event {
                     ConnectionEvent::Missed => {
@@ -171,20 +185,20 @@ impl Watch {
     /// Forgets the names of those that are no clients any more.
     fn forget_pods(&mut self) {
         let pods = &mut self.pods;
-        self.shared.read(|registry| pods.retain(|address, _| registry.owners().contains_key(address)));
+        self.store.read(|registry| pods.retain(|address, _| registry.owners().contains_key(address)));
     }
 
     /// Takes all connections that the kernel has. Returns those that have ended unheard.
     fn set_open(&mut self, mut flows: Vec<Flow>) -> Vec<Connection> {
-        let Self { shared, known, pods, copies, .. } = self;
-        copies.keep(&flows, &shared.floating());
+        let Self { store, announced, known, pods, copies, .. } = self;
+        copies.keep(&flows, &announced.floating());
         flows.retain(|flow| !copies.has(flow));
         let mut connections = known.locked();
-        shared.read(|registry| connections.set_open(&flows, |address| pod(registry, pods, address), now()))
+        store.read(|registry| connections.set_open(&flows, |address| pod(registry, pods, address), now()))
     }
 
     fn log(&self, ended: &[Connection]) {
-        if !self.shared.options().borrow().log_connections {
+        if !self.options.borrow().log_connections {
             return;
         }
         for connection in ended {

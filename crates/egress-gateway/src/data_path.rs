@@ -17,10 +17,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::clients::Registered;
+use crate::cluster::Cluster;
+use crate::condition::Conditions;
 use crate::exhaustion::Exhaustion;
+use crate::holds::announced::Announced;
 use crate::metrics::{Metrics, Snapshot};
-use crate::plane::{self, HostFault, Plane, PlaneSettings};
-use crate::shared::{InPlace, Shared};
+use crate::plane::{self, Desired, HostFault, Plane, PlaneSettings};
+use crate::registry::store::Store;
+use crate::server::{ClockError, Streams};
 
 /// How often that is compared which the kernel does not report: filters and nftables, each by a short question.
 const LOOK: Duration = Duration::from_millis(300);
@@ -34,6 +38,17 @@ const SWEEP: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_millis(500);
 /// How long changes by others are gathered.
 const DEBOUNCE: Duration = Duration::from_millis(50);
+
+/// What the data path has.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct InPlace {
+    /// The version of the registry that is in place; `None` before the first time.
+    pub(crate) version: Option<u64>,
+    /// What clients send to the outside is dropped there ([`Sources::standby`]).
+    pub(crate) standby: bool,
+    /// Clients whose tunnel the kernel refuses.
+    pub(crate) refused: Arc<BTreeMap<IpAddr, String>>,
+}
 
 /// Why the data path is not ready.
 #[derive(Debug, Default)]
@@ -76,13 +91,29 @@ pub(crate) async fn watch_kernel(changed: mpsc::Sender<()>) -> anyhow::Result<()
     }
 }
 
+/// What the task goes by.
+pub(crate) struct Inputs {
+    pub(crate) store: Arc<Store>,
+    pub(crate) cluster: Cluster,
+    pub(crate) announced: Announced,
+}
+
+/// What metrics show besides.
+pub(crate) struct Shown {
+    pub(crate) conditions: Arc<Conditions>,
+    pub(crate) streams: Arc<Streams>,
+    pub(crate) clock_error: Arc<ClockError>,
+    pub(crate) metrics: Metrics,
+}
+
 /// The task.
 pub(crate) struct DataPath {
-    shared: Arc<Shared>,
+    inputs: Inputs,
+    shown: Shown,
+    in_place: watch::Sender<InPlace>,
     settings: PlaneSettings,
     table: SourceTable,
     status: Arc<Status>,
-    metrics: Metrics,
     /// Taken along into the threads that talk to the kernel.
     plane: Option<Plane>,
     faults: Vec<HostFault>,
@@ -103,20 +134,33 @@ struct Slow {
     statistics: Option<Statistics>,
 }
 
+impl Inputs {
+    /// What the data path should be, and the version of the registry that says so.
+    fn desired(&self) -> (u64, Desired) {
+        let destinations = BTreeMap::clone(&self.cluster.destinations.borrow());
+        let max_connections = self.cluster.options.borrow().max_connections;
+        let sources = self.announced.sources.borrow().clone();
+        let (version, clients) = self.store.read(|registry| (registry.version(), registry.addresses()));
+        (version, Desired { clients, destinations, max_connections, sources })
+    }
+}
+
 impl DataPath {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        inputs: Inputs,
+        shown: Shown,
+        in_place: watch::Sender<InPlace>,
         settings: PlaneSettings,
         table: SourceTable,
         status: Arc<Status>,
-        metrics: Metrics,
     ) -> Self {
         Self {
-            shared,
+            inputs,
+            shown,
+            in_place,
             settings,
             table,
             status,
-            metrics,
             plane: None,
             faults: Vec::new(),
             looks: 0,
@@ -126,14 +170,14 @@ impl DataPath {
         }
     }
 
-    /// Never returns. `is_known` becomes true when the cluster's objects have been read.
-    pub(crate) async fn run(mut self, mut is_known: watch::Receiver<bool>, mut kernel: mpsc::Receiver<()>) {
+    /// Never returns. It begins when the cluster's objects have been read.
+    pub(crate) async fn run(mut self, mut kernel: mpsc::Receiver<()>) {
+        let Cluster { mut destinations, mut options, mut is_known, .. } = self.inputs.cluster.clone();
         if is_known.wait_for(|is_known| *is_known).await.is_err() {
             return std::future::pending().await;
         }
-        let (mut version, mut destinations) = (self.shared.version(), self.shared.destinations());
-        let mut options = self.shared.options();
-        let mut sources = self.shared.sources();
+        let mut version = self.inputs.store.version();
+        let mut sources = self.inputs.announced.sources.clone();
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -169,7 +213,7 @@ impl DataPath {
 
     /// Applies what is desired; whether that succeeded.
     async fn apply(&mut self) -> bool {
-        let (version, desired) = self.shared.desired();
+        let (version, desired) = self.inputs.desired();
         let standby = desired.sources.as_ref().is_some_and(|sources| sources.standby);
         let (settings, plane, table) = (self.settings.clone(), self.plane.take(), self.table.clone());
         let work = move || {
@@ -190,7 +234,7 @@ impl DataPath {
         self.report(faults);
         match applied {
             Ok(applied) => {
-                self.metrics.applied(Some(applied.changes));
+                self.shown.metrics.applied(Some(applied.changes));
                 if applied.changes > 0 {
                     tracing::debug!(changes = applied.changes, "changed the data path");
                 }
@@ -200,11 +244,11 @@ impl DataPath {
                 let reasons: Vec<String> = self.faults.iter().map(ToString::to_string).collect();
                 self.status.set((!reasons.is_empty()).then(|| reasons.join("; ")));
                 let refused = Arc::new(applied.refused);
-                self.shared.set_in_place(InPlace { version: Some(version), standby, refused });
+                self.in_place.send_replace(InPlace { version: Some(version), standby, refused });
                 true
             }
             Err(error) => {
-                self.metrics.applied(None);
+                self.shown.metrics.applied(None);
                 tracing::error!(%error, "cannot bring the data path to what it should be; trying again");
                 self.status.set(Some(format!("DataPathRefused: {error}")));
                 // Half of a change may be done; a new one reads everything again.
@@ -225,7 +269,7 @@ impl DataPath {
         let Some(mut plane) = self.plane.take() else { return false };
         let is_slow = self.looks.is_multiple_of(SLOW);
         self.looks = self.looks.wrapping_add(1);
-        let copies = is_slow.then(|| self.shared.floating().not_held);
+        let copies = is_slow.then(|| self.inputs.announced.floating().not_held);
         let work = move || {
             let is_in_place = plane.is_in_place();
             let read = plane.counters().and_then(|counters| Ok((counters, plane.traffic()?)));
@@ -244,7 +288,7 @@ impl DataPath {
             Ok((counters, traffic)) => {
                 let mut snapshot = Snapshot { counters, traffic, connections, ..Snapshot::default() };
                 self.count(&mut snapshot);
-                self.metrics.set(snapshot);
+                self.shown.metrics.set(snapshot);
             }
             Err(error) => tracing::debug!(%error, "cannot read counters"),
         }
@@ -267,13 +311,13 @@ impl DataPath {
     }
 
     fn count(&mut self, snapshot: &mut Snapshot) {
-        snapshot.streams = self.shared.streams() as u64;
+        snapshot.streams = self.shown.streams.count() as u64;
         snapshot.statistics = self.last.statistics;
-        snapshot.is_draining = *self.shared.state().borrow() == State::Draining;
-        snapshot.clock_error = self.shared.clock_error();
+        snapshot.is_draining = *self.shown.conditions.state().borrow() == State::Draining;
+        snapshot.clock_error = self.shown.clock_error.seconds();
         let Slow { traffic, by_source, .. } = &self.last;
         let former = self.registered.take();
-        let registered = self.shared.read(|registry| match former {
+        let registered = self.inputs.store.read(|registry| match former {
             Some((version, registered)) if version == registry.version() => (version, registered),
             _ => {
                 let registered = Registered::of(registry, traffic, by_source.as_ref());

@@ -2,15 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_netlink::conntrack;
 use futures::{Stream, StreamExt as _};
 use tokio::time::{Instant, sleep};
 
+use crate::condition::Conditions;
 use crate::data_path::connections;
-use crate::shared::Shared;
+use crate::holds::announced::Announced;
+use crate::registry::Registry;
+use crate::registry::store::Store;
 
 /// How often flows are counted.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -21,15 +23,17 @@ const MANY: u64 = 16_384;
 
 /// Tells node programs, then waits until no client has a flow, other gateways hold all source addresses, the time is over or another signal comes.
 pub(crate) async fn drain(
-    shared: &Arc<Shared>,
+    conditions: &Conditions,
+    store: &Store,
+    announced: &Announced,
     limit: Duration,
     mut signals: impl Stream<Item = ()> + Unpin,
 ) {
-    shared.drain();
-    let mut state = shared.state();
+    conditions.drain();
+    let mut state = conditions.state();
     let start = Instant::now();
     loop {
-        if shared.condition().standby {
+        if conditions.now().standby {
             // Node programs send them there as soon as both gateways have said so.
             tokio::select! {
                 () = sleep(HANDOVER) => {}
@@ -38,11 +42,11 @@ pub(crate) async fn drain(
                 },
             }
             // It may have been given one just when it was told to end.
-            if shared.condition().standby {
+            if conditions.now().standby {
                 return tracing::info!("flows go on at the gateways that hold the source addresses now");
             }
         }
-        let (clients, copies) = (shared.desired().1.clients, shared.floating().not_held);
+        let (clients, copies) = (store.read(Registry::addresses), announced.floating().not_held);
         let flows = tokio::task::spawn_blocking(move || flows(&clients, &copies)).await.unwrap_or(None);
         // Node programs may still be sending new flows here: they hear of the drain meanwhile.
         if flows == Some(0) && start.elapsed() >= INTERVAL {

@@ -9,17 +9,25 @@ use std::sync::Arc;
 use fairlead_netlink::Result;
 use fairlead_netlink::conntrack::{ConnectionTable, Flow, TableChange};
 use fairlead_netlink::route::RouteSocket;
+use tokio::sync::watch;
 
-use crate::shared::Shared;
+use crate::cluster::SlotAddresses;
+use crate::data_path::InPlace;
+use crate::registry::store::Store;
 
 /// Deletes them once, when the data path translates to none of their addresses any more. Never ends.
-pub(crate) async fn delete(shared: Arc<Shared>, own: Vec<IpAddr>) -> Infallible {
-    if shared.in_place().wait_for(|in_place| in_place.version.is_some()).await.is_ok() {
-        let slots = shared.slots().borrow().clone();
+pub(crate) async fn delete(
+    store: Arc<Store>,
+    slots: watch::Receiver<SlotAddresses>,
+    mut in_place: watch::Receiver<InPlace>,
+    own: Vec<IpAddr>,
+) -> Infallible {
+    if in_place.wait_for(|in_place| in_place.version.is_some()).await.is_ok() {
+        let slots = slots.borrow().clone();
         let mut usable: BTreeSet<IpAddr> = own.into_iter().collect();
         usable.extend(slots.iter().flat_map(|slots| slots.iter()).flatten());
-        let of = Arc::clone(&shared);
-        let work = move || delete_other(usable, |client| of.read(|registry| registry.may_be_client(client)));
+        let work =
+            move || delete_other(usable, |client| store.read(|registry| registry.may_be_client(client)));
         match tokio::task::spawn_blocking(work).await {
             Ok(Ok(0)) => {}
             Ok(Ok(connections)) => {

@@ -3,6 +3,7 @@
 //!
 //! Without `spec.sourceAddresses` it waits and does nothing.
 
+pub(crate) mod announced;
 mod leases;
 mod machine;
 pub(crate) mod metrics;
@@ -16,11 +17,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_address::IpFamily;
-use fairlead_dataplane::egress_gateway::{Holding, Sources};
+use fairlead_dataplane::egress_gateway::Holding;
 use fairlead_egress::hold::{self, Cause, Held, Outcome, Write};
 use fairlead_egress::sources::SlotLease;
-use fairlead_wire::egress::State;
 use futures::StreamExt as _;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -29,10 +28,13 @@ use tokio::time::{MissedTickBehavior, interval};
 pub(crate) use leases::Leases;
 pub(crate) use machine::Machine;
 
+use self::announced::{Announcer, HeldAddress, sources};
 use self::leases::Watched;
 use self::metrics::HoldMetrics;
+use crate::cluster::SlotAddresses;
+use crate::condition::Conditions;
+use crate::data_path::InPlace;
 use crate::peers::{self, Members, Peers};
-use crate::shared::{HeldAddress, Shared};
 
 /// How often the machine is asked what is to be done.
 const TICK: Duration = Duration::from_millis(50);
@@ -43,9 +45,6 @@ const TELL: Duration = Duration::from_millis(500);
 /// How long after a handover clients are left at the gateway before this one, which goes on using the addresses for 0.9 s: until this node lets
 /// packets with them leave, and answers to them come here.
 const SETTLE: Duration = Duration::from_millis(200);
-
-/// The addresses of each slot; `None` without `spec.sourceAddresses`.
-pub(crate) type SlotAddresses = Option<Arc<Vec<Vec<IpAddr>>>>;
 
 /// What heartbeats are sent through.
 pub(crate) trait Transport: Send + Sync + 'static {
@@ -62,6 +61,8 @@ impl Transport for Peers {
 
 /// What the task follows.
 pub(crate) struct Inputs {
+    pub(crate) slots: watch::Receiver<SlotAddresses>,
+    pub(crate) in_place: watch::Receiver<InPlace>,
     pub(crate) members: watch::Receiver<Option<Arc<Members>>>,
     /// Whether this gateway is in the Lease of members.
     pub(crate) joined: watch::Receiver<bool>,
@@ -80,7 +81,8 @@ pub(crate) struct Holds {
     pub(crate) holding: Holding,
     /// What an earlier process of this gateway has left in the kernel, until when.
     pub(crate) earlier: BTreeMap<IpAddr, Instant>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) conditions: Arc<Conditions>,
+    pub(crate) announcer: Arc<Announcer>,
     pub(crate) metrics: HoldMetrics,
     pub(crate) inputs: Inputs,
     /// For the task that copies connections.
@@ -109,7 +111,7 @@ struct Done {
 impl Holds {
     /// Runs until it is dropped. [`finish`] has to follow.
     pub(crate) async fn run(mut self) -> Infallible {
-        let mut wanted = self.shared.slots();
+        let mut wanted = self.inputs.slots.clone();
         loop {
             let slots = wanted.borrow_and_update().clone();
             match slots {
@@ -143,7 +145,7 @@ impl Holds {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut members = self.inputs.members.clone();
         members.mark_changed();
-        let mut in_place = self.shared.in_place();
+        let mut in_place = self.inputs.in_place.clone();
         loop {
             tokio::select! {
                 _ = tick.tick() => {}
@@ -198,9 +200,9 @@ impl Holds {
 
     /// One round: what the machine decides, to the kernel first. Returns what is to be written.
     async fn act(&mut self, slots: &[Vec<IpAddr>], done: &mut Done) -> Vec<Write> {
-        let state = self.shared.condition();
+        let state = self.conditions.now();
         let copies = self.inputs.copies.borrow().clone();
-        let in_place = self.shared.in_place().borrow().clone();
+        let in_place = self.inputs.in_place.borrow().clone();
         let leaves = *self.inputs.leaves.borrow();
         let round = self.machine.with(|hold, now| {
             if in_place.version.is_some() {
@@ -299,8 +301,8 @@ impl Holds {
         settling: &BTreeMap<u32, Instant>,
         is_standby: bool,
     ) {
-        self.shared.set_sources(Some(sources(slots, addresses, settling)));
-        self.shared.set_standby(is_standby);
+        self.announcer.set_sources(Some(sources(slots, addresses, settling)));
+        self.conditions.set_standby(is_standby);
         let slot = |(number, all): (u32, &Vec<IpAddr>)| {
             let (term, holder) = self.machine.with(|hold, _| hold.slot(number));
             let is_held = !all.is_empty() && all.iter().all(|address| addresses.contains(address));
@@ -331,7 +333,7 @@ impl Holds {
             };
             Some(addresses.iter().filter_map(hold).collect::<Vec<_>>())
         };
-        self.shared.set_held((0u32..).zip(slots).filter_map(of).flatten().collect());
+        self.announcer.set_held((0u32..).zip(slots).filter_map(of).flatten().collect());
     }
 }
 
@@ -343,12 +345,18 @@ fn of_slot(slots: &[Vec<IpAddr>], slot: u32, lease: Option<SlotLease>) -> Option
 }
 
 /// The last thing before the program ends: what it holds is out of use, then free.
-pub(crate) async fn finish(machine: &Machine, holding: Holding, leases: &Leases, shared: &Shared) {
+pub(crate) async fn finish(
+    machine: &Machine,
+    holding: Holding,
+    leases: &Leases,
+    conditions: &Conditions,
+    announcer: &Announcer,
+) {
     let writes = machine.with(|hold, now| hold.give_up_all(now));
     let emptied = tokio::task::spawn_blocking(move || holding.close()).await;
     // Node programs take an empty list for an answer only from one that is standby.
-    shared.set_standby(true);
-    shared.set_held(Vec::new());
+    conditions.set_standby(true);
+    announcer.set_held(Vec::new());
     if !matches!(emptied, Ok(Ok(_))) {
         // The kernel ends the use within 1.8 s, and others take the addresses then.
         return;
@@ -375,45 +383,4 @@ fn is_standby(
 ) -> bool {
     let is_new = !held.is_empty() && held.keys().all(|slot| settling.contains_key(slot));
     deadlines.is_empty() || is_new
-}
-
-/// What the data path does when these addresses are held. New connections get one that was handed over just now only where there is no other:
-/// answers to it do not come here yet.
-pub(crate) fn sources(
-    slots: &[Vec<IpAddr>],
-    held: &BTreeSet<IpAddr>,
-    settling: &BTreeMap<u32, Instant>,
-) -> Sources {
-    let first = |family| {
-        let all =
-            (0u32..).zip(slots).flat_map(|(number, all)| all.iter().map(move |address| (number, address)));
-        let own = all.filter(|(_, address)| IpFamily::of(**address) == family && held.contains(*address));
-        own.min_by_key(|(number, _)| settling.contains_key(number)).map(|(_, address)| *address)
-    };
-    Sources {
-        floating: slots.iter().flatten().copied().collect(),
-        translate: IpFamily::BOTH.into_iter().filter_map(|family| Some((family, first(family)?))).collect(),
-        standby: held.is_empty(),
-    }
-}
-
-/// The state that node programs are told.
-pub(crate) fn state(condition: Condition) -> State {
-    match condition {
-        Condition { standby: true, .. } => State::Standby,
-        Condition { draining: true, .. } => State::Draining,
-        Condition { unhealthy: true, .. } => State::Unhealthy,
-        _ => State::Ready,
-    }
-}
-
-/// What keeps a gateway from getting new connections.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Condition {
-    /// It holds none of the source addresses of the Egress, or only such as were handed to it less than [`SETTLE`] ago.
-    pub(crate) standby: bool,
-    /// It is to end.
-    pub(crate) draining: bool,
-    /// What is probed does not answer.
-    pub(crate) unhealthy: bool,
 }

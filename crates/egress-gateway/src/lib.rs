@@ -6,7 +6,7 @@
 //! * `server`: node programs register clients at it, with a token that [`review`] has the API server judge.
 //! * [`peers`]: the other gateways of the Egress, and connections to them.
 //! * [`sync`]: copies of tracked connections among them.
-//! * `watches`: the Egress, and which addresses are inside of the cluster.
+//! * `watches` and `cluster`: the Egress, and which addresses are inside of the cluster.
 //! * `holds`: source addresses that this gateway holds, agreed with the others of the Egress (`peers`).
 //! * `data_path`: the task that compares the kernel with the desired state and mends it. `drain`: waits for the last flow before the program
 //!   ends.
@@ -19,6 +19,8 @@
 
 mod certificate;
 mod clients;
+mod cluster;
+mod condition;
 mod connections;
 mod data_path;
 mod drain;
@@ -34,11 +36,10 @@ mod probes;
 pub mod registry;
 pub mod review;
 mod server;
-mod shared;
 pub mod sync;
 mod watches;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,14 +58,17 @@ use kube::Client;
 use prometheus_client::registry::Registry as MetricsRegistry;
 use tokio::sync::{mpsc, watch};
 
-use crate::data_path::{DataPath, Status, watch_kernel};
+use crate::cluster::{Cluster, Follower};
+use crate::condition::Conditions;
+use crate::data_path::{DataPath, InPlace, Shown, Status, watch_kernel};
+use crate::holds::announced::Announcer;
 use crate::metrics::{Metrics, Pod};
 use crate::peers::OwnPod;
 use crate::plane::PlaneSettings;
 use crate::registry::Registry;
+use crate::registry::store::Store;
 use crate::review::Reviewer;
-use crate::server::Identity;
-use crate::shared::Shared;
+use crate::server::{ClockError, Identity, Streams};
 use crate::watches::Watches;
 
 /// How long clients of an earlier process that are on no known Node are kept.
@@ -176,17 +180,26 @@ async fn run_with(
             "keeping the clients of an earlier process until nodes name theirs"
         );
     }
-    let shared = Arc::new(Shared::new(Registry::new(settings.addresses.clone(), adopted)));
-    let watch = connections::watch(Arc::clone(&shared), known, metrics.clone());
-    supervisor.subsystem("connections").spawn("events", watch);
+    let (follower, in_place) = (Follower::default(), watch::Sender::default());
+    let registry = Registry::new(settings.addresses.clone(), adopted);
+    let parts = Parts::new(registry, follower.cluster(), in_place.subscribe());
+    let (announced, options) = (parts.announcer.announced(), parts.cluster.options.clone());
+    let watch =
+        connections::Watch::new(Arc::clone(&parts.store), announced.clone(), options, known, metrics.clone());
+    supervisor.subsystem("connections").spawn("events", connections::watch(watch));
     let table = tokio::task::spawn_blocking(SourceTable::adopt).await.context("cannot read nftables")??;
-    start_watches(&mut supervisor, &client, &settings, &shared, &table, &metrics);
+    start_watches(&mut supervisor, &client, &settings, &parts, follower, &table);
+    start_data_path(&mut supervisor, &settings, &parts, in_place, &table, &metrics);
     let sources = holds::start::Context {
         client: client.clone(),
         egress: settings.egress.clone(),
         pod: own,
         addresses: settings.addresses.clone(),
-        shared: Arc::clone(&shared),
+        store: Arc::clone(&parts.store),
+        cluster: parts.cluster.clone(),
+        in_place: parts.in_place.clone(),
+        conditions: Arc::clone(&parts.conditions),
+        announcer: Arc::clone(&parts.announcer),
         table,
         metrics: metrics.holds.clone(),
         sync_metrics: metrics.copies.clone(),
@@ -194,7 +207,7 @@ async fn run_with(
     supervisor
         .subsystem(SOURCE_ADDRESSES)
         .spawn_graceful("source addresses", |stop| holds::start::run(sources, stop));
-    start_server(&mut supervisor, client, &settings, &shared, &metrics)?;
+    start_server(&mut supervisor, client, &settings, &parts, &metrics)?;
 
     // Last: before, it would not know what is not ready.
     let probes =
@@ -204,7 +217,7 @@ async fn run_with(
     let ended = supervisor.run_until(signals.next()).await;
     if ended.is_ok() {
         tracing::info!("draining; clients keep their flows");
-        let drained = drain::drain(&shared, settings.drain, signals);
+        let drained = drain::drain(&parts.conditions, &parts.store, &announced, settings.drain, signals);
         if let Err(failure) = supervisor.run_until(drained).await {
             tracing::warn!(%failure, "while draining");
         }
@@ -213,87 +226,108 @@ async fn run_with(
     ended.map(drop).map_err(Into::into)
 }
 
-/// Starts the watches, and the data path, which begins when they have said everything once.
+/// What tasks are given handles of.
+struct Parts {
+    store: Arc<Store>,
+    cluster: Cluster,
+    conditions: Arc<Conditions>,
+    announcer: Arc<Announcer>,
+    in_place: watch::Receiver<InPlace>,
+    streams: Arc<Streams>,
+    clock_error: Arc<ClockError>,
+}
+
+impl Parts {
+    fn new(registry: Registry, cluster: Cluster, in_place: watch::Receiver<InPlace>) -> Self {
+        let store = Arc::new(Store::new(registry));
+        Self {
+            streams: Arc::new(Streams::new(Arc::clone(&store))),
+            store,
+            cluster,
+            conditions: Arc::default(),
+            announcer: Arc::default(),
+            in_place,
+            clock_error: Arc::default(),
+        }
+    }
+}
+
+/// Starts the watches, and what follows them alone.
 fn start_watches(
     supervisor: &mut Supervisor,
     client: &Client,
     settings: &Settings,
-    shared: &Arc<Shared>,
+    parts: &Parts,
+    follower: Follower,
     table: &SourceTable,
-    metrics: &Metrics,
 ) {
+    let Parts { store, cluster, conditions, announcer, in_place, .. } = parts;
     let caches = supervisor.subsystem("caches");
     let watches = Arc::new(Watches::start(caches, client, &settings.egress));
     caches.readiness(Arc::clone(&watches) as Arc<dyn Readiness>);
-    let (known, is_known) = watch::channel(false);
-    caches.spawn("cluster", follow(watches, Arc::clone(shared), table.clone(), known));
-    caches.spawn("former connections", former::delete(Arc::clone(shared), settings.addresses.clone()));
-    let grace = Arc::clone(shared);
+    let follow = follower.run(
+        watches,
+        Arc::clone(store),
+        Arc::clone(conditions),
+        Arc::clone(announcer),
+        table.clone(),
+    );
+    caches.spawn("cluster", follow);
+    let own = settings.addresses.clone();
+    let former = former::delete(Arc::clone(store), cluster.slots.clone(), in_place.clone(), own);
+    caches.spawn("former connections", former);
+    let grace = Arc::clone(store);
     caches.spawn("grace period", async move {
         tokio::time::sleep(GRACE).await;
-        grace.registry(Registry::end_grace);
+        grace.update(Registry::end_grace);
         std::future::pending::<std::convert::Infallible>().await
     });
+}
 
+/// Starts the data path, which begins when the watches have said everything once, and the probes.
+fn start_data_path(
+    supervisor: &mut Supervisor,
+    settings: &Settings,
+    parts: &Parts,
+    in_place: watch::Sender<InPlace>,
+    table: &SourceTable,
+    metrics: &Metrics,
+) {
+    let Parts { store, cluster, conditions, announcer, streams, clock_error, .. } = parts;
+    let probes = probes::run(cluster.options.clone(), Arc::clone(conditions), metrics.clone());
+    supervisor.subsystem("health check").spawn("probes", probes);
     let plane = PlaneSettings {
         uplink: settings.uplink.clone(),
         own: settings.addresses.clone(),
         port: settings.port,
         source_port_auto: settings.source_port_auto,
     };
-    let probes = probes::run(Arc::clone(shared), metrics.clone());
-    supervisor.subsystem("health check").spawn("probes", probes);
     let status = Arc::new(Status::new());
     let subsystem = supervisor.subsystem("data path");
     subsystem.readiness(Arc::clone(&status) as Arc<dyn Readiness>);
     // One notification: it stands for all.
     let (changed, changes) = mpsc::channel(1);
     subsystem.spawn("kernel changes", watch_kernel(changed));
-    let data_path = DataPath::new(Arc::clone(shared), plane, table.clone(), status, metrics.clone());
-    subsystem.spawn("kernel", data_path.run(is_known, changes));
-}
-
-/// Hands on what the watches say. Where they say nothing of use, what was said last counts.
-async fn follow(watches: Arc<Watches>, shared: Arc<Shared>, table: SourceTable, known: watch::Sender<bool>) {
-    let mut seen = 0;
-    let mut last = None;
-    let mut invalid = Vec::new();
-    loop {
-        match watches.read() {
-            Ok(cluster) => {
-                last = None;
-                if cluster.invalid != invalid {
-                    cluster.invalid.iter().for_each(|error| tracing::warn!(%error, "a target is not probed"));
-                    invalid = cluster.invalid;
-                }
-                shared.set_options(cluster.options);
-                if let (Some(slots), false) = (&cluster.slots, *known.borrow()) {
-                    // The data path begins with what an earlier process held.
-                    let held = table.held();
-                    shared.set_standby(held.is_empty());
-                    shared.set_sources(Some(holds::sources(slots, &held, &BTreeMap::new())));
-                }
-                shared.set_slots(cluster.slots);
-                shared.set_destinations(cluster.destinations);
-                shared.registry(|registry| registry.set_facts(cluster.facts));
-                known.send_replace(true);
-            }
-            Err(reason) => {
-                if last.as_ref() != Some(&reason) {
-                    tracing::info!(reason, "the cluster is not known; what was known last counts");
-                }
-                last = Some(reason);
-            }
-        }
-        watches.changed(&mut seen).await;
-    }
+    let inputs = data_path::Inputs {
+        store: Arc::clone(store),
+        cluster: cluster.clone(),
+        announced: announcer.announced(),
+    };
+    let shown = Shown {
+        conditions: Arc::clone(conditions),
+        streams: Arc::clone(streams),
+        clock_error: Arc::clone(clock_error),
+        metrics: metrics.clone(),
+    };
+    let data_path = DataPath::new(inputs, shown, in_place, plane, table.clone(), status);
+    subsystem.spawn("kernel", data_path.run(changes));
 }
 
 fn start_server(
     supervisor: &mut Supervisor,
     client: Client,
     settings: &Settings,
-    shared: &Arc<Shared>,
+    parts: &Parts,
     metrics: &Metrics,
 ) -> anyhow::Result<()> {
     let identity = Identity::generate().context("cannot make a certificate")?;
@@ -303,9 +337,17 @@ fn start_server(
     let listener = fairlead_tls::listen(address).with_context(|| {
         format!("cannot listen on {address} for registrations; is another program on this port?")
     })?;
-    let (shared, metrics) = (Arc::clone(shared), metrics.clone());
+    let inputs = server::Inputs {
+        store: Arc::clone(&parts.store),
+        streams: Arc::clone(&parts.streams),
+        clock_error: Arc::clone(&parts.clock_error),
+        state: parts.conditions.state(),
+        in_place: parts.in_place.clone(),
+        held: parts.announcer.announced().held,
+    };
+    let metrics = metrics.clone();
     supervisor.subsystem("registration").spawn_graceful("server", |stop| async move {
-        server::serve(listener, identity, shared, reviewer, metrics, stop).await
+        server::serve(listener, identity, inputs, reviewer, metrics, stop).await
     });
     Ok(())
 }

@@ -8,19 +8,23 @@ use std::sync::Arc;
 use fairlead_tunnel::EchoSockets;
 use futures::future::join_all;
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use crate::condition::Conditions;
 use crate::health::{Health, Outcome, connect_timeout, next};
 use crate::metrics::Metrics;
-use crate::shared::Shared;
-use fairlead_egress::options::{HealthCheck, Target};
+use fairlead_egress::options::{HealthCheck, Options, Target};
 
 /// Why a gateway is unhealthy, in logs and metrics.
 pub(crate) const NO_TARGET_ANSWERS: &str = "NoTargetAnswers";
 
 /// Never ends. A change of the Egress counts at once.
-pub(crate) async fn run(shared: Arc<Shared>, metrics: Metrics) -> std::convert::Infallible {
-    let mut options = shared.options();
+pub(crate) async fn run(
+    mut options: watch::Receiver<Arc<Options>>,
+    conditions: Arc<Conditions>,
+    metrics: Metrics,
+) -> std::convert::Infallible {
     let mut health = Health::default();
     let mut known = None;
     let mut sockets = EchoSockets::unprivileged(rand::random());
@@ -31,7 +35,7 @@ pub(crate) async fn run(shared: Arc<Shared>, metrics: Metrics) -> std::convert::
             health.restart(check.as_ref());
             known.clone_from(&check);
         }
-        say(&shared, &metrics, &health, check.is_some());
+        say(&conditions, &metrics, &health, check.is_some());
         let Some(check) = check else {
             if options.changed().await.is_err() {
                 std::future::pending::<()>().await;
@@ -51,8 +55,8 @@ pub(crate) async fn run(shared: Arc<Shared>, metrics: Metrics) -> std::convert::
     }
 }
 
-fn say(shared: &Shared, metrics: &Metrics, health: &Health, is_checked: bool) {
-    shared.set_healthy(health.is_healthy());
+fn say(conditions: &Conditions, metrics: &Metrics, health: &Health, is_checked: bool) {
+    conditions.set_healthy(health.is_healthy());
     metrics.health(is_checked.then_some(health.is_healthy()));
 }
 

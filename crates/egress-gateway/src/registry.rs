@@ -8,6 +8,7 @@
 //! its clients; those of no Node are dropped when a grace period ends.
 
 mod client;
+pub(crate) mod store;
 #[cfg(test)]
 mod tests;
 

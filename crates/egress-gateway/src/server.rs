@@ -2,8 +2,10 @@
 //! [`crate::registry`].
 
 mod changes;
+mod clock;
 mod connections;
 mod session;
+mod streams;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,12 +24,14 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use self::changes::Changes;
+pub(crate) use self::clock::ClockError;
 use self::connections::Caller;
+pub(crate) use self::session::Inputs;
 use self::session::{Context, Session};
+pub(crate) use self::streams::Streams;
 use crate::certificate::OwnCertificate;
 use crate::metrics::Metrics;
 use crate::review::Reviewer;
-use crate::shared::Shared;
 
 /// Longest message: clients of a Node with some 200 bytes each.
 const MAX_MESSAGE: usize = 1 << 20;
@@ -95,12 +99,12 @@ impl Registration for Service {
 pub(crate) async fn serve(
     listener: TcpListener,
     identity: Identity,
-    shared: Arc<Shared>,
+    inputs: Inputs,
     reviewer: Reviewer,
     metrics: Metrics,
     stopping: CancellationToken,
 ) -> anyhow::Result<()> {
-    let context = Arc::new(Context { shared, reviewer, metrics, changes: Changes::default(), stopping });
+    let context = Arc::new(Context { inputs, reviewer, metrics, changes: Changes::default(), stopping });
     let (ready, incoming) = mpsc::channel(INCOMING);
     let stopping = context.stopping.clone();
     let service = RegistrationServer::new(Service(context)).max_decoding_message_size(MAX_MESSAGE);

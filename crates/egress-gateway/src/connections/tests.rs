@@ -4,20 +4,18 @@ use fairlead_dataplane::egress_gateway::Sources;
 use fairlead_netlink::conntrack::{Ports, STATUS_SOURCE_TRANSLATED, Tuple};
 
 use super::*;
+use crate::holds::announced::Announcer;
 
 const CLIENT: [u8; 4] = [10, 0, 0, 1];
 const OWN: [u8; 4] = [10, 9, 9, 9];
 const SOURCE: [u8; 4] = [192, 0, 2, 9];
 
-fn watch() -> Watch {
+fn watch() -> (Watch, Announcer) {
     let registry = Registry::new(Vec::new(), [CLIENT.into()]);
-    Watch {
-        shared: Arc::new(Shared::new(registry)),
-        known: Known::new(),
-        metrics: Metrics::default(),
-        pods: HashMap::new(),
-        copies: Copies::default(),
-    }
+    let announcer = Announcer::default();
+    let (_, options) = watch::channel(Arc::default());
+    let store = Arc::new(Store::new(registry));
+    (Watch::new(store, announcer.announced(), options, Known::new(), Metrics::default()), announcer)
 }
 
 /// A connection of a client that has this source outside.
@@ -44,10 +42,10 @@ fn flow(outside: [u8; 4], port: u16) -> Flow {
 }
 
 /// The Egress has the address, and this gateway holds it or not.
-fn set_source(watch: &mut Watch, is_held: bool) -> bool {
+fn set_source((watch, announcer): &mut (Watch, Announcer), is_held: bool) -> bool {
     let translate = is_held.then(|| (fairlead_address::IpFamily::V4, SOURCE.into()));
     let floating = [SOURCE.into()].into();
-    watch.shared.set_sources(Some(Sources {
+    announcer.set_sources(Some(Sources {
         floating,
         translate: translate.into_iter().collect(),
         standby: !is_held,
@@ -62,45 +60,49 @@ fn known(watch: &Watch, outside: [u8; 4], port: u16) -> Vec<bool> {
 
 #[test]
 fn connections_of_addresses_that_another_gateway_holds_are_not_known_here() {
-    let mut watch = watch();
-    assert!(!set_source(&mut watch, false));
+    let mut all = watch();
+    assert!(!set_source(&mut all, false));
+    let watch = &mut all.0;
     let (copy, own) = (flow(SOURCE, 1), flow(OWN, 2));
     watch.take(&[ConnectionEvent::New(copy), ConnectionEvent::New(own)]);
-    assert_eq!((known(&watch, SOURCE, 1), known(&watch, OWN, 2)), (vec![], vec![false]));
+    assert_eq!((known(watch, SOURCE, 1), known(watch, OWN, 2)), (vec![], vec![false]));
     assert_eq!(watch.set_open(vec![copy, own]), []);
     watch.take(&[ConnectionEvent::Destroyed(copy), ConnectionEvent::Destroyed(own)]);
-    assert_eq!((known(&watch, SOURCE, 1), known(&watch, OWN, 2)), (vec![], vec![true]));
+    assert_eq!((known(watch, SOURCE, 1), known(watch, OWN, 2)), (vec![], vec![true]));
     // It takes the address: connections of before are found by a list.
     let before = now();
-    assert!(set_source(&mut watch, true), "they are not known yet");
+    assert!(set_source(&mut all, true), "they are not known yet");
+    let watch = &mut all.0;
     assert_eq!(watch.known.locked().complete_since(), None);
     watch.set_open(vec![copy]);
     assert!(watch.known.locked().complete_since().unwrap() >= before);
-    assert_eq!(known(&watch, SOURCE, 1), [false]);
+    assert_eq!(known(watch, SOURCE, 1), [false]);
     // And loses it: the connection goes on elsewhere.
-    assert!(!set_source(&mut watch, false));
-    assert_eq!(known(&watch, SOURCE, 1), [false; 0]);
+    assert!(!set_source(&mut all, false));
+    let watch = &mut all.0;
+    assert_eq!(known(watch, SOURCE, 1), [false; 0]);
     watch.take(&[ConnectionEvent::Destroyed(copy)]);
-    assert_eq!(known(&watch, SOURCE, 1), [false; 0]);
+    assert_eq!(known(watch, SOURCE, 1), [false; 0]);
 }
 
 #[test]
 fn copies_that_are_deleted_since_their_address_has_gone_are_no_connections() {
-    let mut watch = watch();
-    set_source(&mut watch, false);
+    let mut all = watch();
+    set_source(&mut all, false);
+    let (watch, announcer) = &mut all;
     watch.set_open(vec![flow(SOURCE, 1)]);
-    watch.shared.set_sources(None);
+    announcer.set_sources(None);
     watch.follow_sources();
     watch.set_open(vec![flow(SOURCE, 1)]);
     watch.take(&[ConnectionEvent::Destroyed(flow(SOURCE, 1))]);
-    assert_eq!(known(&watch, SOURCE, 1), [false; 0]);
+    assert_eq!(known(watch, SOURCE, 1), [false; 0]);
     watch.set_open(Vec::new());
     assert_eq!(*watch.copies.addresses(), BTreeSet::new());
 }
 
 #[test]
 fn lost_notifications_make_what_is_known_incomplete() {
-    let mut watch = watch();
+    let (mut watch, _) = watch();
     let before = now();
     assert!(watch.take(&[ConnectionEvent::Missed]));
     assert_eq!(watch.known.locked().complete_since(), None, "some that are open may not be known");
@@ -110,7 +112,7 @@ fn lost_notifications_make_what_is_known_incomplete() {
 
 #[test]
 fn names_of_pods_are_kept_as_long_as_they_are_clients() {
-    let mut watch = watch();
+    let (mut watch, _) = watch();
     watch.pods.insert([10, 0, 0, 7].into(), Arc::default());
     watch.forget_pods();
     assert_eq!(watch.pods.len(), 0);

@@ -15,12 +15,17 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::announced::Announcer;
 use super::metrics::HoldMetrics;
 use super::{Holds, Inputs, Leases, Machine, finish};
+use crate::cluster::Cluster;
+use crate::condition::Conditions;
+use crate::data_path::InPlace;
+use crate::facts;
 use crate::peers::{OwnPod, Slots};
-use crate::shared::Shared;
-use crate::sync::SyncMetrics;
+use crate::registry::store::Store;
 use crate::sync::start::{self, Copies, Gateway, Started};
+use crate::sync::{Addresses, SyncMetrics};
 
 /// How long tasks may take to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
@@ -32,7 +37,11 @@ pub(crate) struct Context {
     pub(crate) egress: EgressName,
     pub(crate) pod: OwnPod,
     pub(crate) addresses: Vec<IpAddr>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) cluster: Cluster,
+    pub(crate) in_place: watch::Receiver<InPlace>,
+    pub(crate) conditions: Arc<Conditions>,
+    pub(crate) announcer: Arc<Announcer>,
     pub(crate) table: SourceTable,
     pub(crate) metrics: HoldMetrics,
     pub(crate) sync_metrics: SyncMetrics,
@@ -43,7 +52,7 @@ pub(crate) struct Context {
 /// # Errors
 /// The certificate cannot be made, the port cannot be used, or a task ended.
 pub(crate) async fn run(context: Context, stop: CancellationToken) -> anyhow::Result<()> {
-    let mut slots = context.shared.slots();
+    let mut slots = context.cluster.slots.clone();
     loop {
         let begun = slots.wait_for(Option::is_some);
         match stop.run_until_cancelled(begun).await {
@@ -59,7 +68,7 @@ pub(crate) async fn run(context: Context, stop: CancellationToken) -> anyhow::Re
         // The task that holds addresses ends first: nothing says any more that they are held.
         supervisor.stop("holds", STOP_TIMEOUT).await;
         let leases = Leases::new(&context.client, &context.egress);
-        finish(&machine, holding, &leases, &context.shared).await;
+        finish(&machine, holding, &leases, &context.conditions, &context.announcer).await;
         context.metrics.set(&BTreeMap::new(), None);
         if ended.is_ok() && !stop.is_cancelled() {
             // The addresses are no longer of the Egress, and copies with them are deleted.
@@ -70,7 +79,10 @@ pub(crate) async fn run(context: Context, stop: CancellationToken) -> anyhow::Re
         if stop.is_cancelled() {
             return Ok(());
         }
-        context.shared.clear_sources();
+        // The Egress has no source addresses any more.
+        context.announcer.set_held(Vec::new());
+        context.announcer.set_sources(None);
+        context.conditions.set_standby(false);
     }
 }
 
@@ -84,7 +96,7 @@ fn start(
     let (slots, of_copies) = watch::channel(Arc::default());
     let copies = Copies {
         slots: of_copies,
-        addresses: Arc::clone(&context.shared) as _,
+        addresses: Arc::new(Known { store: Arc::clone(&context.store), cluster: context.cluster.clone() }),
         metrics: context.sync_metrics.clone(),
     };
     let gateway = Gateway {
@@ -103,13 +115,37 @@ fn start(
         transport: Arc::clone(&peers) as _,
         holding: holding.clone(),
         earlier: context.table.deadlines(),
-        shared: Arc::clone(&context.shared),
+        conditions: Arc::clone(&context.conditions),
+        announcer: Arc::clone(&context.announcer),
         metrics: context.metrics.clone(),
-        inputs: Inputs { members: peers.members(), joined, leaves, copies: complete },
+        inputs: Inputs {
+            slots: context.cluster.slots.clone(),
+            in_place: context.in_place.clone(),
+            members: peers.members(),
+            joined,
+            leaves,
+            copies: complete,
+        },
         slots: slots.clone(),
         current: Vec::new(),
         writes: JoinSet::new(),
     };
     supervisor.subsystem("holds").spawn("source addresses", holds.run());
     Ok(slots)
+}
+
+/// Which connections members may name: those of clients to addresses that clients may send to.
+struct Known {
+    store: Arc<Store>,
+    cluster: Cluster,
+}
+
+impl Addresses for Known {
+    fn is_client(&self, address: IpAddr) -> bool {
+        self.store.read(|registry| registry.may_be_client(address))
+    }
+
+    fn is_destination(&self, address: IpAddr) -> bool {
+        facts::may_send_to(&self.cluster.destinations.borrow(), address)
+    }
 }

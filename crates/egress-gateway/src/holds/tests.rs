@@ -1,5 +1,6 @@
 mod clocks;
 
+use fairlead_address::IpFamily;
 use fairlead_egress::hold::{Lease, WriteKind};
 use fairlead_wire::egress_peers::{Claim, Heartbeat};
 
@@ -28,14 +29,6 @@ fn new_connections_get_the_first_address_of_their_family_that_is_held() {
         slots[1][0],
         "answers to the first one do not come here yet"
     );
-}
-
-#[test]
-fn a_gateway_that_holds_nothing_says_so_before_all_else() {
-    let of = |standby, draining, unhealthy| state(Condition { standby, draining, unhealthy });
-    assert_eq!(of(true, true, true), State::Standby);
-    assert_eq!(of(false, true, true), State::Draining);
-    assert_eq!((of(false, false, true), of(false, false, false)), (State::Unhealthy, State::Ready));
 }
 
 #[test]

@@ -14,20 +14,56 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 
 use super::changes::Changes;
+use super::clock::ClockError;
 use super::connections::Caller;
+use super::streams::Streams;
+use crate::data_path::InPlace;
+use crate::holds::announced::HeldAddress;
 use crate::metrics::Metrics;
-use crate::registry::{Client, ProtocolError, Reason, Refusal, StreamId, Update};
+use crate::registry::store::Store;
+use crate::registry::{Client, ProtocolError, Reason, Refusal, Registry, StreamId, Update};
 use crate::review::{Accepted, Rejected, Reviewer};
-use crate::shared::{HeldAddress, InPlace, Shared};
 
 /// Longest wait for a token.
 const HELLO: Duration = Duration::from_secs(5);
 /// How long a client's AddressBlock may take to arrive here: the node program may have seen it before.
 const FACTS: Duration = Duration::from_secs(1);
 
+/// Longest text of a kernel's refusal that is sent.
+const MAX_MESSAGE: usize = 500;
+
+/// What sessions go by.
+pub(crate) struct Inputs {
+    pub(crate) store: Arc<Store>,
+    pub(crate) streams: Arc<Streams>,
+    pub(crate) clock_error: Arc<ClockError>,
+    pub(crate) state: watch::Receiver<State>,
+    pub(crate) in_place: watch::Receiver<InPlace>,
+    pub(crate) held: watch::Receiver<Arc<Vec<HeldAddress>>>,
+}
+
+impl Inputs {
+    /// All that is refused of a Node, also by the kernel, by UID.
+    fn refusals(&self, node: &str) -> BTreeMap<String, Refusal> {
+        let refused = Arc::clone(&self.in_place.borrow().refused);
+        self.store.read(|registry| {
+            let mut all: BTreeMap<String, Refusal> =
+                registry.refusals(node).map(|refusal| (refusal.uid.clone(), refusal.clone())).collect();
+            for (address, reason) in refused.iter() {
+                if let Some(owner) = registry.owners().get(address).filter(|owner| owner.node == node) {
+                    let message: String = reason.chars().take(MAX_MESSAGE).collect();
+                    let refusal = Refusal::new(&owner.client.uid, Reason::LinkRefused, message);
+                    all.insert(owner.client.uid.clone(), refusal);
+                }
+            }
+            all
+        })
+    }
+}
+
 /// What all sessions share.
 pub(super) struct Context {
-    pub(super) shared: Arc<Shared>,
+    pub(super) inputs: Inputs,
     pub(super) reviewer: Reviewer,
     pub(super) metrics: Metrics,
     pub(super) changes: Changes,
@@ -60,7 +96,7 @@ pub(super) struct Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if let Some(known) = &self.known {
-            self.context.shared.end(&known.node, known.stream);
+            self.context.inputs.streams.end(&known.node, known.stream);
         }
     }
 }
@@ -78,8 +114,9 @@ impl Session {
         source: Option<Caller>,
         inbound: Streaming<RegisterRequest>,
     ) -> Self {
-        let (state, in_place) = (context.shared.state(), context.shared.in_place());
-        let held = context.shared.held();
+        let Inputs { state, in_place, held, .. } = &context.inputs;
+        let (state, mut in_place, held) = (state.clone(), in_place.clone(), held.clone());
+        in_place.mark_unchanged();
         Self { context, source, inbound, state, in_place, held, known: None }
     }
 
@@ -112,13 +149,17 @@ impl Session {
             return Err(Status::invalid_argument("HelloMissing: the first message must be Hello"));
         };
         let Accepted { node, lifetime, .. } = self.review(hello).await?;
-        let (stream, replaced) = self.context.shared.begin(&node);
+        let (stream, replaced) = self.context.inputs.streams.begin(&node);
         let expires = Instant::now() + lifetime;
         tracing::info!(node, "a node program registers its clients");
         let (refusals, has_clients) = (BTreeMap::new(), false);
         self.known =
             Some(Known { node: node.clone(), stream, replaced, expires, revision, refusals, has_clients });
-        self.context.shared.registry(|registry| registry.check(&node, stream, revision)).map_err(protocol)?;
+        self.context
+            .inputs
+            .store
+            .update(|registry| registry.check(&node, stream, revision))
+            .map_err(protocol)?;
         Ok(Some(self.answer(&[])))
     }
 
@@ -131,7 +172,7 @@ impl Session {
                 if let Some(caller) = &self.source {
                     caller.is_known.store(true, Ordering::Relaxed);
                 }
-                self.context.shared.set_clock_error(accepted.clock_error);
+                self.context.inputs.clock_error.set(accepted.clock_error);
                 Ok(accepted)
             }
             Err(rejected) => {
@@ -171,7 +212,11 @@ impl Session {
             None => return Ok(None),
         };
         let revision = message.revision;
-        self.context.shared.registry(|registry| registry.check(&node, stream, revision)).map_err(protocol)?;
+        self.context
+            .inputs
+            .store
+            .update(|registry| registry.check(&node, stream, revision))
+            .map_err(protocol)?;
         let (clients, removed) = match message.kind {
             Some(Kind::Hello(hello)) => {
                 self.renew(hello, &node).await?;
@@ -186,14 +231,7 @@ impl Session {
                 ));
             }
         };
-        let mut refused = Vec::new();
-        let mut parsed = Vec::new();
-        for client in clients {
-            match Client::try_from(client) {
-                Ok(client) => parsed.push(client),
-                Err(refusal) => refused.push(refusal),
-            }
-        }
+        let (parsed, mut refused) = parse(clients);
         let named: BTreeSet<String> = parsed.iter().map(|client| client.uid.clone()).collect();
         let update = match removed {
             None => Update::All(parsed),
@@ -203,17 +241,17 @@ impl Session {
                 Update::Change(parsed, removed)
             }
         };
-        let changes = self.context.shared.registry(|registry| registry.changes(&node, &update));
+        let changes = self.context.inputs.store.update(|registry| registry.changes(&node, &update));
         let pause = self.context.changes.pause(&node, changes, std::time::Instant::now());
         if !pause.is_zero() {
             tracing::warn!(node, ?pause, "the clients of a Node change too fast");
             self.while_valid(tokio::time::sleep(pause)).await?;
         }
-        let kept = self.context.shared.registry(|registry| registry.update(&node, stream, update));
+        let kept = self.context.inputs.store.update(|registry| registry.update(&node, stream, update));
         refused.extend(kept.map_err(protocol)?);
         self.settle(&node, &named).await?;
         self.note(revision);
-        let all = self.context.shared.refusals(&node);
+        let all = self.context.inputs.refusals(&node);
         refused.extend(all.values().filter(|refusal| named.contains(&refusal.uid)).cloned());
         self.context.metrics.refused(&refused);
         if let Some(known) = &mut self.known {
@@ -242,15 +280,15 @@ impl Session {
 
     /// Waits until the watches have shown what the clients need, for a moment, and until the data path has what is accepted.
     async fn settle(&mut self, node: &str, named: &BTreeSet<String>) -> Result<(), Status> {
-        let shared = Arc::clone(&self.context.shared);
-        let mut version = shared.version();
-        let waits_for_facts = |shared: &Shared| {
-            let refusals = shared.refusals(node);
+        let inputs = &self.context.inputs;
+        let mut version = inputs.store.version();
+        let waits_for_facts = || {
+            let refusals = inputs.refusals(node);
             refusals.values().any(|it| it.reason == Reason::AddressNotOfNode && named.contains(&it.uid))
         };
-        let facts = async { while waits_for_facts(&shared) && version.changed().await.is_ok() {} };
+        let facts = async { while waits_for_facts() && version.changed().await.is_ok() {} };
         let _ = timeout(FACTS, facts).await;
-        let wanted = shared.registry(|registry| registry.version());
+        let wanted = inputs.store.read(Registry::version);
         let mut in_place = self.in_place.clone();
         let has = |in_place: &InPlace| in_place.version.is_some_and(|version| version >= wanted);
         self.while_valid(async { drop(in_place.wait_for(has).await) }).await
@@ -271,7 +309,7 @@ impl Session {
     /// All that is refused of the Node, if that has changed since the node program was told.
     fn changed_refusals(&mut self) -> Option<Vec<Refusal>> {
         let known = self.known.as_mut().filter(|known| known.has_clients)?;
-        let all = self.context.shared.refusals(&known.node);
+        let all = self.context.inputs.refusals(&known.node);
         if known.refusals == all {
             return None;
         }
@@ -290,6 +328,18 @@ impl Session {
             held,
         }
     }
+}
+
+/// The clients that can be used, and why the others cannot.
+fn parse(clients: Vec<wire::Client>) -> (Vec<Client>, Vec<Refusal>) {
+    let (mut parsed, mut refused) = (Vec::new(), Vec::new());
+    for client in clients {
+        match Client::try_from(client) {
+            Ok(client) => parsed.push(client),
+            Err(refusal) => refused.push(refusal),
+        }
+    }
+    (parsed, refused)
 }
 
 fn protocol(error: ProtocolError) -> Status {
