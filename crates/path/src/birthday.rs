@@ -28,40 +28,26 @@ mod both_symmetric;
 mod confirming;
 mod following;
 mod kept;
+mod limits;
 mod listening;
 mod measuring;
 mod ports;
 mod record;
 mod searching;
 
+pub use limits::SOCKETS;
 pub use record::{BirthdayOutcome, BirthdayPolicy, BirthdaySide, BirthdayStatus, birthday_side};
 
 use attempt::{Attempt, Stage};
 use kept::Kept;
+use limits::{MAX_ATTEMPT, MAX_SILENCE};
 use listening::Listening;
 use record::Record;
 use searching::Searching;
 
-/// Sockets that the node behind the symmetric NAT opens.
-pub const SOCKETS: u16 = 256;
-/// Requests per second of the attempt: a few less than a node may send in all.
-const RATE: u32 = 450;
-/// Requests at once after a late wake-up.
-const MAX_AT_ONCE: usize = 20;
-/// How often requests are sent while there are more to send.
-const PACE: Duration = Duration::from_millis(20);
-/// Answers after which a port is used.
-const CONFIRMATIONS: u8 = 3;
-/// How often the peer is asked to take part, how often it is told that the attempt goes on, and how long it may say nothing.
+/// How often the peer is asked to take part, and how often it is told that the attempt goes on.
 const ASK_INTERVAL: Duration = Duration::from_millis(300);
 const TELL_INTERVAL: Duration = Duration::from_millis(500);
-const MAX_SILENCE: Duration = Duration::from_millis(1500);
-/// How long after the last request the first answer is waited for.
-const LAST_ANSWER: Duration = Duration::from_millis(1500);
-/// How long an answer is waited for.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest attempt.
-const MAX_ATTEMPT: Duration = Duration::from_secs(8);
 /// What a node sends in attempts within a time: routers keep a mapping for each request for 30 s or longer.
 const BUDGET: u32 = 20_480;
 const BUDGET_PERIOD: Duration = Duration::from_secs(300);
@@ -484,12 +470,6 @@ impl Birthdays {
         }
         is_free
     }
-}
-
-/// How many requests should have been sent `elapsed` after the first.
-fn paced(elapsed: Duration) -> usize {
-    let due = elapsed.as_millis().saturating_mul(RATE.into()) / 1000;
-    usize::try_from(due).unwrap_or(usize::MAX).saturating_add(1)
 }
 
 #[cfg(test)]

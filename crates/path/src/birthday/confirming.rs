@@ -6,7 +6,7 @@ use fairlead_wire::probe::TransactionId;
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-use super::CONFIRMATIONS;
+use super::limits::CONFIRMATIONS;
 
 /// Requests over one way on which the peer has reached this node: the peer sends as many, unless it means to make this node send more.
 const MAX_REQUESTS: u8 = 10;

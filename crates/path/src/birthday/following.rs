@@ -3,9 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use super::BirthdayOutcome;
 use super::confirming::Confirming;
+use super::limits::{LAST_ANSWER, MAX_ATTEMPT, MAX_SILENCE};
 use super::ports::Volley;
-use super::{BirthdayOutcome, LAST_ANSWER, MAX_ATTEMPT, MAX_SILENCE};
 
 /// The requests of this node, and where the peer has reached it.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 
 use super::confirming::Confirming;
-use super::{MAX_AT_ONCE, PACE, SOCKETS, paced};
+use super::limits::{MAX_AT_ONCE, PACE, RATE, SOCKETS, paced};
 
 /// The sockets of an attempt.
 #[derive(Debug)]
@@ -36,8 +36,7 @@ impl Listening {
     }
 
     pub(super) fn next(&self) -> Option<Duration> {
-        let before =
-            Duration::from_millis(u64::from(self.sent).saturating_mul(1000) / u64::from(super::RATE));
+        let before = Duration::from_millis(u64::from(self.sent).saturating_mul(1000) / u64::from(RATE));
         (self.sent < SOCKETS).then(|| self.since.saturating_add(before).max(self.ran.saturating_add(PACE)))
     }
 }

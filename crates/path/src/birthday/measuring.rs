@@ -9,7 +9,7 @@ use fairlead_wire::stun::TransactionId;
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-use super::PACE;
+use super::limits::PACE;
 use super::ports::predict;
 
 /// Sockets that ask, each of which gets a mapping of its own.

@@ -7,7 +7,7 @@ use fairlead_wire::probe::PortSequence;
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-use super::{PACE, RATE};
+use super::limits::{PACE, RATE};
 
 /// Requests of one attempt to ports that have not answered.
 pub(super) const MAX_REQUESTS: u32 = 2048;

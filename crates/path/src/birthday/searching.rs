@@ -8,8 +8,9 @@ use fairlead_wire::probe::TransactionId;
 use rand::RngExt;
 use rand::rngs::StdRng;
 
+use super::BirthdayOutcome;
+use super::limits::{ANSWER_TIMEOUT, CONFIRMATIONS, LAST_ANSWER, MAX_ATTEMPT, MAX_SILENCE};
 use super::ports::Volley;
-use super::{ANSWER_TIMEOUT, BirthdayOutcome, CONFIRMATIONS, LAST_ANSWER, MAX_ATTEMPT, MAX_SILENCE};
 
 /// How often the port that has answered is asked again while it does not, and for how long.
 const RETRY: Duration = Duration::from_millis(300);

@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 
+use super::limits::PACE;
 use super::*;
 use crate::nat::NatType;
 
