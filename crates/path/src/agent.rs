@@ -25,6 +25,7 @@ use rand::{RngExt, SeedableRng};
 
 use crate::birthday::{BirthdaySide, Birthdays};
 use crate::candidates::{Candidate, MAX_CANDIDATES, Source};
+use crate::datagram::{Arrival, Transmit};
 use crate::prober::{Prober, Session};
 use crate::probing::{Identity, PerSecond, Probing};
 use crate::reflexive::ReflexiveAddresses;
@@ -32,7 +33,6 @@ use crate::relay_path::RelayPath;
 use crate::rotation::{Config, Observation, Rotation, State, Status};
 use crate::stun::StunClient;
 use crate::timers::TimerQueue;
-use crate::transmit::Transmit;
 
 mod birthday;
 mod event;
@@ -44,13 +44,11 @@ mod probes;
 mod refusals;
 mod relay;
 
-pub use birthday::SocketChange;
-pub use event::Event;
-use observation::{MIN_OBSERVATION_INTERVAL, on_grid};
+pub use event::{Event, SocketChange};
+use observation::{MIN_OBSERVATION_INTERVAL, observation_interval, on_grid};
 use own_candidates::OwnCandidates;
 pub use own_candidates::OwnSide;
 use path_mtu::MtuSearches;
-use probes::Arrival;
 use relay::RelayMachines;
 
 /// Where a peer may be reached, and what to expect of it.
@@ -250,7 +248,7 @@ impl PathAgent {
         }
         report_state(&mut self.events, *key, peer, now);
         let wakeup = peer.rotation.next_wakeup(now).filter(|wakeup| *wakeup > now);
-        let next = now.saturating_add(peer.observation_interval(now));
+        let next = now.saturating_add(observation_interval(peer.state, now.saturating_sub(peer.changed)));
         let due = wakeup.map_or(next, |wakeup| wakeup.min(next));
         self.timers.reschedule(*key, &mut peer.due, Some(on_grid(due)));
         if self.probing.is_some() {

@@ -13,7 +13,7 @@ use fairlead_wire::stun::{Nonce, TransactionId, parse_response};
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-use crate::transmit::Transmit;
+use crate::datagram::Transmit;
 
 /// When requests are sent in a round, until one is answered.
 const ATTEMPTS: [Duration; 4] =

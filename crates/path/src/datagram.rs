@@ -1,4 +1,4 @@
-//! What is to be sent.
+//! Datagrams on their way between the machines and the sockets of the shell.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,4 +13,13 @@ pub struct Transmit {
     pub remote: SocketAddr,
     /// Its payload.
     pub payload: Vec<u8>,
+}
+
+/// How a datagram came in.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Arrival {
+    /// The address it was sent to, if the socket told.
+    pub(crate) local: Option<IpAddr>,
+    /// The socket of the birthday attempt, if it was one.
+    pub(crate) socket: Option<u16>,
 }

@@ -16,9 +16,9 @@ use fairlead_wire::stun::{TransactionId, binding_request, parse_response};
 use rand::RngExt;
 use rand::rngs::StdRng;
 
+use crate::datagram::Transmit;
 use crate::relay_path::RelayPortRange;
 use crate::stun::{ATTEMPTS, INTERVAL, MAX_DOUBLINGS, MAX_MISSED, MIN_INTERVAL, ROUND};
-use crate::transmit::Transmit;
 
 /// How long what was learned of the filtering is taken for true.
 const TEST_INTERVAL: Duration = Duration::from_secs(600);

@@ -22,6 +22,7 @@ mod agent;
 mod binding;
 mod birthday;
 pub mod candidates;
+mod datagram;
 mod filtering;
 pub mod nat;
 mod prober;
@@ -31,7 +32,6 @@ mod relay_path;
 mod rotation;
 mod stun;
 mod timers;
-mod transmit;
 
 pub use agent::{Event, OwnSide, PathAgent, PeerPaths, SocketChange};
 pub use binding::RelayPort;
@@ -39,6 +39,7 @@ pub use birthday::{
     BirthdayOutcome, BirthdayPolicy, BirthdaySide, BirthdayStatus, SOCKETS as BIRTHDAY_SOCKETS, birthday_side,
 };
 pub use candidates::{Candidate, MAX_CANDIDATES, OwnView, PeerView, Source, order};
+pub use datagram::Transmit;
 pub use fairlead_address::{Nat64, is_private};
 pub use filtering::{Filtering, RelayStun};
 pub use nat::{NatType, Seen, classify};
@@ -47,4 +48,3 @@ pub use probing::{Identity, ProbeCounts, ProbeDrops};
 pub use relay_path::{RelayPath, RelayPortRange};
 pub use rotation::{Config, EndpointReason, Observation, Reason, State, Status};
 pub use stun::{MAX_SERVERS as MAX_STUN_SERVERS, StunAnswer};
-pub use transmit::Transmit;

@@ -14,7 +14,7 @@ use fairlead_wire::stun::{BindingResponse, ErrorCode, TransactionId, binding_req
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-use crate::transmit::Transmit;
+use crate::datagram::Transmit;
 
 /// The most servers that are asked.
 pub const MAX_SERVERS: usize = 8;

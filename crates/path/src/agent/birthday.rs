@@ -9,36 +9,9 @@ use fairlead_keys::PublicKey;
 use fairlead_wire::probe::{Message, PortSequence, TransactionId, is_probe};
 use fairlead_wire::stun::binding_request;
 
-use super::{Arrival, Event, PathAgent, Transmit};
+use super::{Event, PathAgent, SocketChange};
 use crate::birthday::{Action, BirthdayOutcome, BirthdayStatus};
-
-/// What a birthday attempt wants done with sockets beside the WireGuard port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SocketChange {
-    /// Close those of the attempt, but not what is kept.
-    Close,
-    /// Keep one of the attempt: whatever goes to this endpoint goes from it, and what comes in by it from there is received as if
-    /// by the WireGuard port.
-    Keep {
-        /// The peer.
-        peer: PublicKey,
-        /// The endpoint.
-        remote: SocketAddr,
-        /// The number of the socket.
-        socket: u16,
-    },
-    /// Close what is kept for this endpoint.
-    Leave {
-        /// The endpoint.
-        remote: SocketAddr,
-    },
-    /// Open sockets, numbered from zero, for [`Transmit::socket`] and [`PathAgent::handle_socket_datagram`];
-    /// [`PathAgent::sockets_refused`] if that fails.
-    Open {
-        /// How many, at most [`crate::BIRTHDAY_SOCKETS`].
-        count: u16,
-    },
-}
+use crate::datagram::{Arrival, Transmit};
 
 impl PathAgent {
     /// Ports that the NAT in front of this node gave to new mappings, in that order, as the first birthday attempt with the peer of another

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use fairlead_keys::PublicKey;
 
-use super::SocketChange;
 use crate::candidates::Source;
 use crate::rotation::{EndpointReason, Reason, State};
 
@@ -95,4 +94,32 @@ impl Event {
             Self::ReflexiveAddressesChanged | Self::Sockets(_) | Self::StunAnswersChanged => None,
         }
     }
+}
+
+/// What a birthday attempt wants done with sockets beside the WireGuard port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SocketChange {
+    /// Close those of the attempt, but not what is kept.
+    Close,
+    /// Keep one of the attempt: whatever goes to this endpoint goes from it, and what comes in by it from there is received as if
+    /// by the WireGuard port.
+    Keep {
+        /// The peer.
+        peer: PublicKey,
+        /// The endpoint.
+        remote: SocketAddr,
+        /// The number of the socket.
+        socket: u16,
+    },
+    /// Close what is kept for this endpoint.
+    Leave {
+        /// The endpoint.
+        remote: SocketAddr,
+    },
+    /// Open sockets, numbered from zero, for [`Transmit::socket`](crate::Transmit::socket) and [`handle_socket_datagram`](super::PathAgent::handle_socket_datagram);
+    /// [`sockets_refused`](super::PathAgent::sockets_refused) if that fails.
+    Open {
+        /// How many, at most [`crate::BIRTHDAY_SOCKETS`].
+        count: u16,
+    },
 }

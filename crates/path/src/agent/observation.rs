@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::Peer;
 use crate::rotation::State;
 
 /// Time between observations while a peer is not up: at first, and again after each endpoint that is set.
@@ -12,16 +11,12 @@ pub(super) const MAX_OBSERVATION_INTERVAL: Duration = Duration::from_secs(5);
 /// Observations are due at multiples of this. One reads all peers, so timers that fall together cost one wake-up.
 pub(super) const OBSERVATION_GRID: Duration = Duration::from_millis(100);
 
-impl Peer {
-    /// Short after an endpoint was set, ever longer while the peer stays away: a peer that is gone for good costs next to
-    /// nothing.
-    pub(super) fn observation_interval(&self, now: Duration) -> Duration {
-        match self.state {
-            State::Up => MAX_OBSERVATION_INTERVAL,
-            State::Connecting | State::Down => {
-                let quarter = now.saturating_sub(self.changed) / 4;
-                quarter.clamp(MIN_OBSERVATION_INTERVAL, MAX_OBSERVATION_INTERVAL)
-            }
+/// Short after an endpoint was set, ever longer while the peer stays away: a peer that is gone for good costs next to nothing.
+pub(super) fn observation_interval(state: State, since_changed: Duration) -> Duration {
+    match state {
+        State::Up => MAX_OBSERVATION_INTERVAL,
+        State::Connecting | State::Down => {
+            (since_changed / 4).clamp(MIN_OBSERVATION_INTERVAL, MAX_OBSERVATION_INTERVAL)
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Probes on their way between the socket and the probers of the peers.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,19 +8,11 @@ use fairlead_address::{Nat64Prefix, without_nat64};
 use fairlead_keys::PublicKey;
 use fairlead_wire::probe::Message;
 
-use super::{Event, PathAgent, Transmit};
+use super::{Event, PathAgent};
 use crate::candidates::Candidate;
+use crate::datagram::{Arrival, Transmit};
 use crate::prober::{CandidateStatus, Probe};
 use crate::probing::{ProbeCounts, Probing};
-
-/// How a datagram came in.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Arrival {
-    /// The address it was sent to, if the socket told.
-    pub(super) local: Option<IpAddr>,
-    /// The socket of the birthday attempt, if it was one.
-    pub(super) socket: Option<u16>,
-}
 
 impl PathAgent {
     /// Sets the MTU of the tunnel: paths must pass what its longest packets become, or another one is better.
@@ -185,5 +177,20 @@ impl PathAgent {
             ran.push(key);
         }
         ran.iter().for_each(|key| self.conclude_probing(now, key));
+    }
+
+    /// Begins and ends the search of a peer for the packets that its path passes, and reports what follows for its routes.
+    pub(super) fn review_path_mtu(&mut self, now: Duration, key: &PublicKey) {
+        let Some(peer) = self.peers.get_mut(key) else { return };
+        self.mtu_searches.review(now, key, &mut peer.prober);
+        let mtu = peer.prober.route_mtu();
+        if std::mem::replace(&mut peer.route_mtu, mtu) != mtu {
+            self.events.push_back(Event::RouteMtuChanged { peer: *key, mtu });
+        }
+    }
+
+    /// The MTU that routes to a peer are to have; `None` for the tunnel's.
+    pub fn route_mtu(&self, key: &PublicKey) -> Option<u32> {
+        self.peers.get(key)?.route_mtu
     }
 }

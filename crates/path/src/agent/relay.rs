@@ -7,8 +7,9 @@ use std::time::Duration;
 use fairlead_keys::PublicKey;
 use rand::rngs::StdRng;
 
-use super::{Event, PathAgent, Transmit};
+use super::{Event, PathAgent};
 use crate::binding::{Bindings, Outcome, RelayPort};
+use crate::datagram::Transmit;
 use crate::filtering::{Filtering, FilteringTest, RelayStun};
 use crate::relay_path::RelayPortRange;
 use crate::stun::StunAnswer;
