@@ -47,7 +47,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use fairlead_cluster::http::{Limits, MetricsAddress, Plain};
 use fairlead_cluster::requests::{RequestMetrics, counting_client};
-use fairlead_cluster::subsystem::{Readiness, Supervisor};
+use fairlead_cluster::subsystem::{Readiness, Subsystem, Supervisor};
 use fairlead_cluster::{http, metrics as exposition, process, resumption};
 use fairlead_dataplane::egress_gateway::SourceTable;
 use fairlead_egress::EgressName;
@@ -161,16 +161,9 @@ async fn run_with(
     let own = own_pod(&settings.pod);
     let metrics =
         Metrics::register(&mut metrics_registry, Pod { namespace, pod: own.name.clone(), egress: name });
-    let metrics_registry = Arc::new(metrics_registry);
     let mut supervisor = Supervisor::default();
-    let scrape = http::metrics(move |format| exposition::text(&metrics_registry, format));
     let known = connections::Known::new();
-    let (of_clients, of_load, of_connections) = (metrics.clone(), metrics.clone(), known.clone());
-    let scrape = scrape
-        .merge(http::json("/clients", move |_| Ok(Clients { clients: of_clients.clients() })))
-        .merge(http::json("/load", move |_| Ok(of_load.load())))
-        .merge(http::json("/connections", move |query| of_connections.answer(query)));
-    http::serve_metrics(supervisor.subsystem("metrics"), settings.metrics, scrape, &client)?;
+    serve_metrics(supervisor.subsystem("metrics"), &settings, &client, metrics_registry, &metrics, &known)?;
 
     let adopted =
         tokio::task::spawn_blocking(plane::earlier_clients).await.context("cannot read routes")??;
@@ -190,23 +183,7 @@ async fn run_with(
     let table = tokio::task::spawn_blocking(SourceTable::adopt).await.context("cannot read nftables")??;
     start_watches(&mut supervisor, &client, &settings, &parts, follower, &table);
     start_data_path(&mut supervisor, &settings, &parts, in_place, &table, &metrics);
-    let sources = holds::start::Context {
-        client: client.clone(),
-        egress: settings.egress.clone(),
-        pod: own,
-        addresses: settings.addresses.clone(),
-        store: Arc::clone(&parts.store),
-        cluster: parts.cluster.clone(),
-        in_place: parts.in_place.clone(),
-        conditions: Arc::clone(&parts.conditions),
-        announcer: Arc::clone(&parts.announcer),
-        table,
-        metrics: metrics.holds.clone(),
-        sync_metrics: metrics.copies.clone(),
-    };
-    supervisor
-        .subsystem(SOURCE_ADDRESSES)
-        .spawn_graceful("source addresses", |stop| holds::start::run(sources, stop));
+    start_source_addresses(&mut supervisor, &client, &settings, &parts, own, table, &metrics);
     start_server(&mut supervisor, client, &settings, &parts, &metrics)?;
 
     // Last: before, it would not know what is not ready.
@@ -224,6 +201,22 @@ async fn run_with(
     }
     supervisor.shutdown(&[SOURCE_ADDRESSES, "registration"], STOP_TIMEOUT).await;
     ended.map(drop).map_err(Into::into)
+}
+
+fn serve_metrics(
+    subsystem: &mut Subsystem,
+    settings: &Settings,
+    client: &Client,
+    registry: MetricsRegistry,
+    metrics: &Metrics,
+    known: &connections::Known,
+) -> anyhow::Result<()> {
+    let (of_clients, of_load, of_connections) = (metrics.clone(), metrics.clone(), known.clone());
+    let scrape = http::metrics(move |format| exposition::text(&registry, format))
+        .merge(http::json("/clients", move |_| Ok(Clients { clients: of_clients.clients() })))
+        .merge(http::json("/load", move |_| Ok(of_load.load())))
+        .merge(http::json("/connections", move |query| of_connections.answer(query)));
+    http::serve_metrics(subsystem, settings.metrics, scrape, client)
 }
 
 /// What tasks are given handles of.
@@ -321,6 +314,34 @@ fn start_data_path(
     };
     let data_path = DataPath::new(inputs, shown, in_place, plane, table.clone(), status);
     subsystem.spawn("kernel", data_path.run(changes));
+}
+
+fn start_source_addresses(
+    supervisor: &mut Supervisor,
+    client: &Client,
+    settings: &Settings,
+    parts: &Parts,
+    pod: OwnPod,
+    table: SourceTable,
+    metrics: &Metrics,
+) {
+    let context = holds::start::Context {
+        client: client.clone(),
+        egress: settings.egress.clone(),
+        pod,
+        addresses: settings.addresses.clone(),
+        store: Arc::clone(&parts.store),
+        cluster: parts.cluster.clone(),
+        in_place: parts.in_place.clone(),
+        conditions: Arc::clone(&parts.conditions),
+        announcer: Arc::clone(&parts.announcer),
+        table,
+        metrics: metrics.holds.clone(),
+        sync_metrics: metrics.copies.clone(),
+    };
+    supervisor
+        .subsystem(SOURCE_ADDRESSES)
+        .spawn_graceful("source addresses", |stop| holds::start::run(context, stop));
 }
 
 fn start_server(
