@@ -20,8 +20,11 @@ const OFFER_TIMEOUT: Duration = Duration::from_secs(2);
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of messages that wait until the connection has room: with the kernel's defaults it holds ten (`net.unix.max_dgram_qlen`).
 const MAX_WAITING: usize = 8 << 20;
-/// How long datagrams of old sessions may be on their way.
+/// How long no datagram of an old session has come when the old process may end.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
+/// How long the old process decrypts what still comes at most. A peer that is itself handed over encrypts with its old sessions until it
+/// has one with each of its peers, or [`HANDSHAKE_TIMEOUT`] has passed there.
+const MAX_DRAIN_TIME: Duration = Duration::from_secs(10);
 
 /// A takeover in progress.
 pub(crate) struct Takeover {
@@ -45,8 +48,8 @@ enum Phase {
     Connected,
     /// This process reads the sockets, the old one the TUN.
     Handshaking { until: Instant },
-    /// This process reads both.
-    Draining { until: Instant },
+    /// This process reads both, and the old one decrypts what comes of its sessions: `until` then, or later, but no later than `latest`.
+    Draining { until: Instant, latest: Instant },
 }
 
 impl Takeover {
@@ -165,7 +168,7 @@ impl Takeover {
             {
                 self.take_tunnel(now)?;
             }
-            Phase::Draining { until } => return Ok(now < until),
+            Phase::Draining { until, .. } => return Ok(now < until),
             Phase::Connected | Phase::Handshaking { .. } => {}
         }
         Ok(true)
@@ -173,7 +176,7 @@ impl Takeover {
 
     fn take_tunnel(&mut self, now: Instant) -> io::Result<()> {
         self.send(&Frame::TakeTunnel)?;
-        self.phase = Phase::Draining { until: later(now, DRAIN_TIME) };
+        self.phase = Phase::Draining { until: later(now, DRAIN_TIME), latest: later(now, MAX_DRAIN_TIME) };
         Ok(())
     }
 
@@ -182,7 +185,16 @@ impl Takeover {
     ///
     /// # Errors
     /// It has gone.
-    pub(crate) fn forward(&mut self, path: Path, length: usize, datagrams: &[u8]) -> io::Result<()> {
+    pub(crate) fn forward(
+        &mut self,
+        path: Path,
+        length: usize,
+        datagrams: &[u8],
+        now: Instant,
+    ) -> io::Result<()> {
+        if let Phase::Draining { until, latest } = &mut self.phase {
+            *until = later(now, DRAIN_TIME).min(*latest);
+        }
         if self.waiting_bytes.saturating_add(datagrams.len()) > MAX_WAITING {
             return Ok(());
         }

@@ -103,7 +103,7 @@ impl Pump {
                 self.engine.receive(&mut run, now, &mut self.out, &mut self.packets);
                 write_packets(self.tun.as_ref(), &mut self.merger, &mut self.packets, run.bytes);
             } else {
-                self.divert(part, length, path, socket);
+                self.divert((part, length), path, socket, now);
             }
             start = start.saturating_add(taken);
         }
@@ -130,11 +130,11 @@ impl Pump {
     }
 
     /// Takes datagrams that are not for the engine; all but the last are `length` bytes long.
-    fn divert(&mut self, datagrams: &[u8], length: usize, path: Path, socket: Option<u16>) {
+    fn divert(&mut self, (datagrams, length): (&[u8], usize), path: Path, socket: Option<u16>, now: Now) {
         match &mut self.handover {
             // If the old process has gone, the connection says so at its next read.
             Handover::Takeover(takeover) if kind_of(datagrams).is_some() => {
-                drop(takeover.forward(path, length, datagrams));
+                drop(takeover.forward(path, length, datagrams, now.instant));
             }
             _ => self.path_port.push(path, socket, datagrams),
         }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::handover::{Handover, Pings, assert_lossless};
-use crate::common::{NAME, PORT, TIMEOUT, cable, keys, pair, set_peer, until};
+use crate::common::{NAME, Node, PORT, TIMEOUT, cable, keys, namespace, pair, set_peer, until};
 use fairlead_keys::DeviceChange;
 use fairlead_tunnel::{Device, Settings};
 
@@ -20,6 +20,32 @@ fn no_packet_is_lost_when_either_end_is_handed_over() {
         handover.complete(&mut b, a.public, None, &a.inner_prefixes());
         assert!(!handover.path.exists(), "the socket is left behind");
     }
+    pings.into_iter().map(Pings::finish).for_each(assert_lossless);
+}
+
+/// The first waits for a third peer, which has gone, and until then encrypts with the sessions of the second one's old process.
+#[test]
+fn no_packet_is_lost_when_both_ends_are_handed_over_at_once() {
+    let (mut a, mut b) = pair();
+    let c = namespace();
+    a.namespace.veth("veth1", &c, "veth0");
+    a.namespace.sh("ip addr add 198.51.100.1/24 dev veth1");
+    c.sh("ip addr add 198.51.100.3/24 dev veth0");
+    let c = Node::start(c, 3);
+    c.peer_with(&a, None);
+    a.peer_with(&c, Some("198.51.100.3:51820"));
+    a.reaches(c.inner()[0]);
+    let pings = [Pings::start(&a.namespace, b.inner()[0]), Pings::start(&b.namespace, a.inner()[0])];
+    let mut peers = set_peer(b.public, Some("192.0.2.2:51820"), &b.inner_prefixes());
+    peers.set_peers.extend(set_peer(c.public, Some("198.51.100.3:51820"), &c.inner_prefixes()).set_peers);
+    drop(c);
+    let handover = Handover::new();
+    let pending = handover.start(&mut a);
+    let waiting = thread::spawn(move || pending.wait(TIMEOUT));
+    a.device = Some(handover.new_device(&a).unwrap());
+    a.change(&DeviceChange { private_key: Some(a.private.clone()), listen_port: Some(PORT), ..peers });
+    Handover::new().complete(&mut b, a.public, None, &a.inner_prefixes());
+    assert!(waiting.join().unwrap());
     pings.into_iter().map(Pings::finish).for_each(assert_lossless);
 }
 

@@ -111,8 +111,8 @@ impl PingReport {
 const MIN_PINGS: usize = 200;
 /// Pings that may be on their way at the end: a quarter of a second's.
 const MAX_OUTSTANDING: usize = 50;
-/// The longest round trip, in milliseconds. The queue of a TUN that no process reads holds 500 packets, so a break of
-/// 2.5 s would lose none of them.
+/// The longest round trip, in milliseconds. The queue of a TUN that no process reads holds 1,000 packets, so a break of
+/// 5 s would lose none of them.
 const MAX_ROUND_TRIP: f64 = 2_000.0;
 
 /// Each ping was answered, and none had to wait for long.
