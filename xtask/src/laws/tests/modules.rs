@@ -11,6 +11,9 @@ use super::sources::{Production, Reader, Sources, is_test};
 /// Number of imports that are followed from a name to its definition.
 const DEPTH: usize = 16;
 
+/// By file, the files that define what it uses, without itself, and the last names of the paths that lead there.
+pub(super) type Arrows<'a> = BTreeMap<&'a str, BTreeMap<&'a str, BTreeSet<&'a str>>>;
+
 /// Modules of one crate; a program and a library have a root each.
 #[derive(Debug, Default)]
 pub(super) struct Modules(Vec<Module>);
@@ -80,15 +83,17 @@ impl Modules {
         number
     }
 
-    /// The files that define what a file uses, by file, without itself.
-    pub(super) fn arrows(&self) -> BTreeMap<&str, BTreeSet<&str>> {
-        let mut arrows: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    pub(super) fn arrows(&self) -> Arrows<'_> {
+        let mut arrows = Arrows::new();
         for (number, module) in self.0.iter().enumerate() {
-            let used = module.uses.iter().filter_map(|path| match self.resolve(number, path, DEPTH)? {
-                Target::Item(module) => Some(self.0[module].path.as_str()),
-                Target::Module(_) => None,
-            });
-            arrows.entry(&module.path).or_default().extend(used.filter(|path| *path != module.path));
+            let targets = arrows.entry(&module.path).or_default();
+            for path in &module.uses {
+                let Some(Target::Item(target)) = self.resolve(number, path, DEPTH) else { continue };
+                let file = self.0[target].path.as_str();
+                if file != module.path {
+                    targets.entry(file).or_default().extend(path.last().map(String::as_str));
+                }
+            }
         }
         arrows
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::list::Violation;
-use super::modules::Modules;
+use super::modules::{Arrows, Modules};
 use super::sources::Sources;
 
 const LIMIT: usize = 3;
@@ -11,9 +11,12 @@ const LIMIT: usize = 3;
 /// Rings of more than three files of one crate.
 pub(super) fn rings(sources: &Sources) -> Vec<BTreeSet<String>> {
     let modules = Modules::of(sources);
-    let arrows = modules.arrows();
+    find(&modules.arrows())
+}
+
+fn find(arrows: &Arrows<'_>) -> Vec<BTreeSet<String>> {
     let reached: BTreeMap<&str, BTreeSet<&str>> =
-        arrows.keys().map(|file| (*file, reach(&arrows, file))).collect();
+        arrows.keys().map(|file| (*file, reach(arrows, file))).collect();
     let mut rings = Vec::new();
     let mut seen: BTreeSet<&str> = BTreeSet::new();
     for (file, reaches) in &reached {
@@ -28,11 +31,11 @@ pub(super) fn rings(sources: &Sources) -> Vec<BTreeSet<String>> {
 }
 
 /// The files that arrows lead to from a file; itself only if it is in a ring.
-fn reach<'a>(arrows: &BTreeMap<&'a str, BTreeSet<&'a str>>, from: &str) -> BTreeSet<&'a str> {
+fn reach<'a>(arrows: &Arrows<'a>, from: &str) -> BTreeSet<&'a str> {
     let mut reached = BTreeSet::new();
     let mut next = vec![from];
     while let Some(file) = next.pop() {
-        for target in arrows.get(file).into_iter().flatten() {
+        for target in arrows.get(file).into_iter().flat_map(BTreeMap::keys) {
             if reached.insert(*target) {
                 next.push(target);
             }
@@ -41,20 +44,33 @@ fn reach<'a>(arrows: &BTreeMap<&'a str, BTreeSet<&'a str>>, from: &str) -> BTree
     reached
 }
 
+/// The arrows of a ring, one a line, with what is used.
+fn list(ring: &BTreeSet<String>, arrows: &Arrows<'_>) -> String {
+    let mut lines = String::new();
+    for file in ring {
+        let targets = arrows.get(file.as_str()).into_iter().flatten();
+        for (target, names) in targets.filter(|(target, _)| ring.contains(**target)) {
+            let names: Vec<&str> = names.iter().copied().collect();
+            lines.push_str(&format!("\n    {file} -> {target}: {}", names.join(", ")));
+        }
+    }
+    lines
+}
+
 /// One violation per crate, with the number of files in its rings: a ring that is split makes it smaller.
 pub(super) fn violations(crates: &BTreeMap<String, Sources>) -> Vec<Violation> {
     let violation = |(directory, sources): (&String, &Sources)| {
-        let rings = rings(sources);
-        let list =
-            |ring: &BTreeSet<String>| ring.iter().map(String::as_str).collect::<Vec<_>>().join("\n    ");
-        let lists: Vec<String> = rings.iter().map(list).collect();
+        let modules = Modules::of(sources);
+        let arrows = modules.arrows();
+        let rings = find(&arrows);
+        let lists: Vec<String> = rings.iter().map(|ring| list(ring, &arrows)).collect();
         (!rings.is_empty()).then(|| Violation {
             law: "rings",
             subject: directory.clone(),
             figure: rings.iter().map(BTreeSet::len).sum(),
             advice: format!(
-                "files that use one another, at most {LIMIT} in a ring: move what several need down\n    {}",
-                lists.join("\n  and\n    ")
+                "files that use one another, at most {LIMIT} in a ring: move what several need down{}",
+                lists.join("\n  and")
             ),
         })
     };
