@@ -1,7 +1,12 @@
 //! The mesh as this node should have it, from what the cluster and the host say. Pure.
 
 mod gateways;
+mod host;
+mod nat64;
+mod next_keys;
+mod own_addresses;
 mod own_endpoints;
+mod peer;
 mod peers;
 mod plain;
 mod pods;
@@ -12,137 +17,33 @@ mod sightings;
 mod tunnels;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use fairlead_address::{AddressFilter, Endpoint, IpFamily, PrefixSet, is_reachable};
+use fairlead_address::{AddressFilter, IpFamily, PrefixSet};
 use fairlead_api::resources::Granularity;
 use fairlead_dataplane::mesh::{Bypass, MeshState, PlainRoute};
-use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
+use fairlead_dataplane::uplink;
 use fairlead_keys::{PeerConfig, PublicKey};
-use fairlead_path::{
-    Filtering, Nat64, NatType, OwnSide, OwnView, PeerPaths, StunAnswer, classify, is_private,
-};
-use fairlead_topology::{Down, OwnAddress, PeerPlan, Plan, Planner, Policy, added, united};
-use ipnet::{IpNet, Ipv4Net};
+use fairlead_path::{Nat64, NatType, OwnSide, OwnView, classify};
+use fairlead_topology::{Down, Plan, Planner, Policy, added, united};
+use ipnet::IpNet;
 
 pub use self::gateways::DesiredGateway;
+pub use self::host::Host;
+pub use self::own_addresses::{OwnAddresses, StunAnswers};
 use self::own_endpoints::{host_endpoints, mapped, reflexive, seen};
+pub use self::peer::DesiredPeer;
 use self::peers::peers;
 use self::pods::{in_mesh, own_prefixes, pod_prefixes};
 use self::problems::problems;
-use self::reuse::Reuse;
+use self::reuse::{Known, Reuse};
 use self::sightings::Sightings;
 pub use self::tunnels::DesiredTunnels;
 use super::down_peers;
 use super::external::{self, DesiredExternal};
 use super::inputs::Inputs;
-use super::key_changes;
-use super::nat64;
 use super::problem::MeshProblem;
-
-/// What an uplink carries when the kernel does not say (IEEE 802.3).
-const ETHERNET_MTU: u32 = 1500;
-
-/// What the mesh needs to know of this host's links and addresses.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Host {
-    /// The UDP port on which WireGuard listens.
-    pub(crate) port: u16,
-    uplink_mtu: u32,
-    addresses: Vec<IpAddr>,
-    networks: Vec<IpNet>,
-    ipv4_routes: Vec<Ipv4Net>,
-    /// Families without a default route.
-    without_default: Vec<IpFamily>,
-    gateways: BTreeSet<IpAddr>,
-    own: Vec<OwnAddress>,
-    /// Names of the links that have them.
-    links: BTreeMap<u32, String>,
-}
-
-impl Host {
-    /// The smallest MTU of its uplinks.
-    pub fn uplink_mtu(&self) -> u32 {
-        self.uplink_mtu
-    }
-
-    /// Where others may reach it.
-    pub fn addresses(&self) -> &[IpAddr] {
-        &self.addresses
-    }
-
-    /// Leaves out what does not belong to the node itself: the mesh device and everything in pod networks.
-    pub fn new(network: &HostNetwork, inputs: &Inputs) -> Self {
-        let pods = pod_prefixes(inputs);
-        let ignored = Ignored {
-            links: vec![inputs.settings.interface.clone()],
-            link_prefixes: Vec::new(),
-            networks: pods.chain(&inputs.services).copied().collect(),
-        };
-        let (own, links) = plain::own_addresses(network, &ignored);
-        Self {
-            port: inputs.listen_port(),
-            uplink_mtu: network.uplink_mtu(&ignored).unwrap_or(ETHERNET_MTU),
-            addresses: network.node_addresses(&ignored),
-            networks: network.connected_prefixes(&ignored),
-            ipv4_routes: network.ipv4_routes(),
-            without_default: network.families_without_default(),
-            gateways: network.default_gateways(),
-            own,
-            links,
-        }
-    }
-}
-
-/// The desired state of one peer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DesiredPeer {
-    /// The member that publishes its key; the one that joined first, if several do.
-    pub name: String,
-    /// Its configuration, without an endpoint.
-    pub config: PeerConfig,
-    /// Where it may be reached, best first, and what to expect of it.
-    pub paths: PeerPaths,
-    /// It may be reached by way of a relay.
-    pub uses_relay: bool,
-    /// The NAT that it publishes, as far as it matters: symmetric, port-restricted, or unknown.
-    pub nat: NatType,
-    /// What is published of it.
-    manual: Vec<Endpoint>,
-    host: Vec<SocketAddr>,
-    /// Which of its endpoints this node may publish; `None` if the mesh says it.
-    published: Option<AddressFilter>,
-    /// What it follows from, beside the members.
-    planned: Arc<PeerPlan>,
-}
-
-impl DesiredPeer {
-    /// Whether others learn something from an endpoint in use.
-    pub fn is_news(&self, endpoint: SocketAddr) -> bool {
-        if !is_reachable(endpoint.ip()) {
-            // It stands for the peer by way of the relay.
-            return false;
-        }
-        let published = self.host.contains(&endpoint);
-        let open = published && !is_private(endpoint.ip());
-        open || !(published || self.manual.contains(&Endpoint::Address(endpoint)))
-    }
-}
-
-/// What each STUN server said last; `None` where the WireGuard port cannot ask.
-pub type StunAnswers = Option<BTreeMap<SocketAddr, StunAnswer>>;
-
-/// What others say of where this node is.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct OwnAddresses {
-    /// STUN servers.
-    pub stun: StunAnswers,
-    /// Peers, in their answers to path probes.
-    pub peers: BTreeSet<SocketAddr>,
-    /// What the NAT in front of this node lets in, as a relay has tested it.
-    pub filtering: Option<Filtering>,
-}
 
 /// What a WireGuard device has at each key, and which Peers have come to this node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -319,10 +220,16 @@ impl Desired {
             classify(&endpoints, &seen(inputs, &sightings, stun, &own.nat64)).with_filtering(*filtering);
         let filters = inputs.filters();
         let published = |endpoints| filters.published.apply(endpoints, SocketAddr::ip);
-        let reuse = Reuse::new(before, inputs, &own, &cluster_addresses, nat);
+        let known = before.map(|(inputs, desired)| Known {
+            inputs,
+            peers: &desired.peers,
+            own_side: &desired.own_side,
+            nat: desired.nat,
+        });
+        let reuse = Reuse::new(known, inputs, &own, &cluster_addresses, nat);
         let peers = peers(inputs, plan, &sightings, &own, &cluster_addresses, nat, reuse.as_ref());
         Self {
-            prepared: key_changes::prepared(plan, &peers),
+            prepared: next_keys::prepared(plan, &peers),
             peers,
             external: external::desired(inputs, plan, &own.nat64),
             nat,
@@ -339,7 +246,7 @@ impl Desired {
             gateways: gateways::desired(inputs, used),
             several_gateways: planned.flat_map(gateways::several).collect(),
             added: added(used, plan),
-            accepted: key_changes::accepted(plan, gateways::accepted(plan)),
+            accepted: next_keys::accepted(plan, gateways::accepted(plan)),
             masqueraded: plan.masqueraded.clone(),
             without_default: host.without_default.clone(),
             is_gateway: plan.is_gateway,

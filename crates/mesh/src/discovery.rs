@@ -36,10 +36,9 @@ use self::connections::Clients;
 pub(crate) use self::secrets::Shared;
 use self::secrets::{InUse, MAX_NAMED};
 use self::staging::{Progress, progress};
-use super::Reports;
 use super::keys::Keys;
-use super::publisher::Publication;
 use super::report::Report;
+use super::reports::{Publication, Reports};
 use super::saved::{Credentials, StateFile};
 use super::settings::DiscoverySettings;
 
@@ -53,8 +52,6 @@ const MIN_PAUSE: Duration = Duration::from_millis(500);
 const INTERVAL: Duration = Duration::from_secs(10);
 /// Least pause between two writes of the file.
 const SAVE_INTERVAL: Duration = Duration::from_secs(30);
-/// How long a service may take that is told that this node leaves.
-const LEAVE: Duration = Duration::from_secs(5);
 /// Most endpoints of this node at its own addresses: there is room for others, too.
 const MAX_HOST: usize = 32;
 

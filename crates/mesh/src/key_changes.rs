@@ -8,34 +8,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use fairlead_keys::{DeviceChange, DeviceState, PeerConfig, PeerState, PublicKey};
-use fairlead_topology::{Member, Plan};
+use fairlead_topology::Member;
 use ipnet::IpNet;
 
-use super::desired::{Desired, DesiredPeer};
-
-/// The keys to prepare in the device.
-pub(crate) fn prepared(
-    plan: &Plan,
-    peers: &BTreeMap<PublicKey, Arc<DesiredPeer>>,
-) -> BTreeMap<PublicKey, PeerConfig> {
-    let config = |(key, next): (&PublicKey, &fairlead_topology::NextKey)| {
-        let preshared_key = peers.get(&next.current)?.config.preshared_key;
-        Some((*key, PeerConfig { preshared_key, ..PeerConfig::default() }))
-    };
-    plan.next_keys.iter().filter_map(config).collect()
-}
-
-/// Lets prepared keys send what the keys may that they will replace: the first packets come before the prefixes follow.
-pub(crate) fn accepted(
-    plan: &Plan,
-    mut accepted: BTreeMap<PublicKey, Vec<IpNet>>,
-) -> BTreeMap<PublicKey, Vec<IpNet>> {
-    for (key, next) in &plan.next_keys {
-        let by_gateway = accepted.get(&next.current).cloned().unwrap_or_default();
-        accepted.insert(*key, next.allowed_ips.iter().copied().chain(by_gateway).collect());
-    }
-    accepted
-}
+use super::desired::Desired;
 
 /// What is known of keys that are being replaced.
 #[derive(Debug, Default)]

@@ -43,8 +43,10 @@ pub mod reconciler;
 pub mod relay;
 pub mod relay_reason;
 pub mod report;
+mod reports;
 mod run;
 mod saved;
+mod selection;
 pub mod settings;
 mod state_file;
 #[cfg(test)]
@@ -54,8 +56,8 @@ pub mod write_budget;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime};
+use std::sync::Arc;
+use std::time::Instant;
 
 use fairlead_address::InterfaceId;
 use fairlead_api::names::MARK_FROM_WIREGUARD;
@@ -70,7 +72,6 @@ use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_members::MemberSource;
 use fairlead_members::cached_block::CachedBlock;
 use fairlead_members::cached_peer::CachedPeer;
-use fairlead_members::departures::Session;
 use fairlead_members::discovery::Discovery;
 use fairlead_members::external_peers::{CachedExternalPeer, ExternalPeers};
 use fairlead_members::kubernetes::{Deletions, Kubernetes};
@@ -96,17 +97,13 @@ use self::path_port::PathPort;
 use self::paths::PathDriver;
 use self::port_mapping::{PortMappingTask, PortMappings};
 use self::problem::MeshFailure;
+use self::publisher::Publisher;
 pub use self::publisher::pause_after_write;
-use self::publisher::{Publication, Publisher};
 use self::reconciler::{DeviceSlot, Mesh};
 use self::relay::{RelayLink, RelayView};
-use self::report::Report;
+use self::reports::Reports;
+pub use self::reports::Snapshot;
 use self::saved::StateFile;
-
-/// The WireKubeMesh that nodes follow.
-pub(crate) fn selected(meshes: &Cache<WireKubeMesh>) -> Option<Arc<WireKubeMesh>> {
-    WireKubeMesh::selected(&meshes.store.state()).cloned()
-}
 
 /// What the mesh works with.
 pub struct MeshDeps {
@@ -124,7 +121,7 @@ pub struct MeshDeps {
     pub handover: PathBuf,
     /// This node's own object.
     pub nodes: Arc<Cache<Node>>,
-    /// The mesh resources, of which one [is selected](selected).
+    /// The mesh resources, of which one [is selected](selection::selected).
     pub meshes: Arc<Cache<WireKubeMesh>>,
     /// Where Services have their addresses.
     pub service_ranges: Arc<Cache<ServiceCIDR>>,
@@ -379,118 +376,5 @@ impl MeshView {
     /// Why pods do not reach other nodes through the mesh. A cluster without a mesh has no problem with it.
     pub fn problem(&self) -> Option<MeshFailure> {
         self.snapshot().failure.filter(|failure| *failure != MeshFailure::NoMesh)
-    }
-}
-
-/// The mesh as of the last step.
-#[derive(Debug, Default, Clone)]
-pub struct Snapshot {
-    /// What the last good step reported.
-    pub report: Option<Arc<Report>>,
-    /// Why the last reconciliation failed, or why there is none.
-    pub failure: Option<MeshFailure>,
-    /// Why other nodes do not see this node's state.
-    pub unpublished: Option<String>,
-}
-
-/// Where reports go: to status, metrics and the publisher.
-struct Reports {
-    node: String,
-    snapshot: Mutex<Snapshot>,
-    metrics: Option<MeshMetrics>,
-    /// Whether peers have metrics of their own.
-    per_peer: bool,
-    published: watch::Sender<Publication>,
-}
-
-impl Reports {
-    fn new(node: &str, metrics: Option<MeshMetrics>, per_peer: bool) -> Self {
-        let (node, snapshot, published) = (node.to_owned(), Mutex::default(), watch::Sender::default());
-        Self { node, snapshot, metrics, per_peer, published }
-    }
-
-    fn snapshot(&self) -> Snapshot {
-        self.lock().clone()
-    }
-
-    /// How the tunnel to a member does, as of the last step.
-    fn session(&self, key: &PublicKey) -> Session {
-        let report = self.lock().report.clone();
-        report.map_or(Session::Unknown, |report| report.session(key, SystemTime::now()))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Snapshot> {
-        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Sees each report that would publish something else than the one before.
-    fn subscribe(&self) -> watch::Receiver<Publication> {
-        self.published.subscribe()
-    }
-
-    /// The API server takes what this node publishes, or refuses it for this reason.
-    fn published(&self, refusal: Option<String>) {
-        self.lock().unpublished = refusal;
-    }
-
-    fn fail(&self, failure: MeshFailure) {
-        if let Some(metrics) = &self.metrics
-            && failure != MeshFailure::NoMesh
-        {
-            metrics.failed();
-        }
-        if matches!(failure, MeshFailure::NumbersTaken(_)) {
-            let outside = Publication::Outside(failure.clone());
-            self.published.send_if_modified(|last| {
-                let is_known = matches!(last, Publication::Outside(known) if *known == failure);
-                *last = outside;
-                !is_known
-            });
-        }
-        self.lock().failure = Some(failure);
-    }
-
-    /// There is no mesh on this node any more.
-    fn disable(&self) {
-        if let Some(metrics) = &self.metrics {
-            metrics.clear();
-        }
-        let failure = Some(MeshFailure::NoMesh);
-        *self.lock() = Snapshot { report: None, failure, unpublished: None };
-        self.published.send_replace(Publication::Left);
-    }
-
-    fn discovery(&self, status: &DiscoveryStatus) {
-        if let Some(metrics) = &self.metrics {
-            metrics.update_discovery(status);
-        }
-    }
-
-    fn clear_failure(&self) {
-        self.lock().failure = None;
-    }
-
-    fn update(&self, report: Report) {
-        let report = Arc::new(report);
-        if let Some(metrics) = &self.metrics {
-            metrics.update(&self.node, &report, self.per_peer);
-        }
-        let is_outside = {
-            let mut snapshot = self.lock();
-            snapshot.report = Some(Arc::clone(&report));
-            matches!(snapshot.failure, Some(MeshFailure::NumbersTaken(_)))
-        };
-        if is_outside {
-            return;
-        }
-        self.published.send_if_modified(|last| {
-            let differs = match &*last {
-                Publication::Member(last) => !last.publishes_the_same(&report),
-                Publication::Left | Publication::Outside(_) | Publication::Unknown => true,
-            };
-            // The publisher reads the latest counters whenever it writes.
-            *last = Publication::Member(report);
-            differs
-        });
     }
 }

@@ -156,7 +156,7 @@ async fn work_of(meshes: &Cache<WireKubeMesh>, port: Option<u16>, nonce: Nonce) 
     if !meshes.is_ready() {
         return [Work::Nothing, Work::Nothing];
     }
-    let settings = super::selected(meshes).map(|mesh| MeshSettings::parse(&mesh, &mut Vec::new()));
+    let settings = super::selection::selected(meshes).map(|mesh| MeshSettings::parse(&mesh, &mut Vec::new()));
     let Some(settings) = settings.filter(|settings| settings.port_mapping) else {
         return [Work::Release, Work::Release];
     };

@@ -19,10 +19,11 @@ use tokio::time::{sleep, sleep_until, timeout};
 
 use super::keys::Keys;
 use super::problem::MeshFailure;
+use super::publish;
 use super::publish::Writes;
 use super::report::Report;
+use super::reports::{Publication, Reports};
 use super::write_budget::WriteBudget;
-use super::{Reports, publish};
 
 /// Longest an API call may take before it is given up and retried.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -44,20 +45,6 @@ const PROBLEM_EVENT: ProblemEvent = ProblemEvent {
     resolved_note: "the mesh has no problems any more",
     action: "JoinMesh",
 };
-
-/// What reports say.
-#[derive(Debug, Clone, Default)]
-pub(crate) enum Publication {
-    /// This node is in the mesh.
-    Member(Arc<Report>),
-    /// The last WireKubeMesh was deleted.
-    Left,
-    /// This node is kept from the mesh.
-    Outside(MeshFailure),
-    /// There was no report yet.
-    #[default]
-    Unknown,
-}
 
 /// Publishes what this node says of itself.
 pub(crate) struct Publisher {

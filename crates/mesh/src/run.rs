@@ -11,7 +11,6 @@ use fairlead_limits::doubled;
 use fairlead_netlink::route::{Change, TABLE_MAIN};
 use tokio::time::{sleep, sleep_until};
 
-use super::Reports;
 use super::gateways;
 use super::inputs::{InputReader, Inputs};
 use super::kernel::Kernel;
@@ -19,6 +18,7 @@ use super::path_port::{PathPort, PortThread};
 use super::problem::MeshFailure;
 use super::reconciler::Mesh;
 use super::report::Report;
+use super::reports::Reports;
 
 /// Least pause between two steps, so that a storm of changes costs one step, not thousands.
 const MIN_PAUSE: Duration = Duration::from_millis(50);

@@ -3,6 +3,8 @@
 
 mod departed;
 mod discovered;
+mod file;
+mod member;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -14,10 +16,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use fairlead_api::resources::WireKubeMesh;
-use fairlead_keys::{PresharedKey, PublicKey};
 use fairlead_members::SourceProblem;
 use fairlead_members::departures::Departures;
-use fairlead_topology::{Endpoints, External, InternalAddress, Member, Since, Site, SourceNodes, Sources};
+use fairlead_topology::{Member, SourceNodes};
 use ipnet::IpNet;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeStatus};
@@ -28,16 +29,15 @@ use tokio::time::sleep;
 
 use self::departed::SavedDepartures;
 pub(crate) use self::discovered::{Credentials, Previous, SavedServices, Secrets};
+use self::file::{MAX_LENGTH, VERSION};
+pub(crate) use self::file::{StateFile, age};
+use self::member::SavedMember;
 use super::inputs::Inputs;
 use crate::state_file;
 
 /// Names of the files in the state directory.
 const FILE: &str = "mesh.json";
 const TOKEN_FILE: &str = "relay-token.json";
-/// The format; a file of another one is not read.
-const VERSION: u32 = 1;
-/// Longer files are not read: ten times what 5,000 members take.
-const MAX_LENGTH: u64 = 64 << 20;
 /// Least pause between two writes, and for each member: flash memory wears out.
 const MIN_PAUSE: Duration = Duration::from_secs(5);
 const PAUSE_PER_MEMBER: Duration = Duration::from_millis(100);
@@ -68,14 +68,6 @@ pub(crate) struct Unsaved {
     pub(crate) node: Arc<Node>,
     /// Has the rest.
     pub(crate) inputs: Arc<Inputs>,
-}
-
-/// The file of one node.
-#[derive(Debug, Clone)]
-pub(crate) struct StateFile {
-    pub(crate) directory: PathBuf,
-    /// Whose facts these are: a state directory may have been copied.
-    pub(crate) node: String,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -116,62 +108,6 @@ struct SavedToken {
     token: Vec<u8>,
 }
 
-/// A [`Member`].
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct SavedMember {
-    name: String,
-    public_key: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    next_key: Option<String>,
-    claims: Vec<IpNet>,
-    blocks: Vec<IpNet>,
-    #[serde(default)]
-    pod_networks: Vec<IpNet>,
-    addresses: Option<Vec<IpAddr>>,
-    #[serde(default)]
-    mesh_addresses: Vec<IpAddr>,
-    manual: Option<String>,
-    preferred: Option<SocketAddr>,
-    host: Vec<SocketAddr>,
-    reflexive: Vec<SocketAddr>,
-    #[serde(default)]
-    discovered: Vec<SocketAddr>,
-    sightings: BTreeMap<String, (String, SocketAddr)>,
-    is_nat_symmetric: bool,
-    #[serde(default)]
-    is_nat_port_restricted: bool,
-    #[serde(default)]
-    birthday_attack: Option<bool>,
-    persistent_keepalive: Option<u16>,
-    #[serde(default)]
-    always_sends_keepalives: bool,
-    #[serde(default)]
-    site: Option<SavedSite>,
-    since: Option<(i64, String)>,
-    #[serde(default)]
-    entry_terms: BTreeMap<String, (String, u64)>,
-    /// Of a member that is no node.
-    #[serde(default)]
-    external: Option<SavedExternal>,
-    #[serde(default)]
-    needs_preshared_key: bool,
-}
-
-/// A [`Site`].
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct SavedSite {
-    location: String,
-    internal: Vec<(IpAddr, Option<u8>)>,
-    #[serde(default)]
-    is_leader: bool,
-    #[serde(default)]
-    is_public: bool,
-    #[serde(default)]
-    networks: Vec<IpNet>,
-}
-
 /// A [`SourceNodes`].
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -179,130 +115,6 @@ struct SavedSource {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     holder: Option<String>,
     gateways: BTreeSet<String>,
-}
-
-/// The preshared key is here as the private key is beside it: only the owner may read either file.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct SavedExternal {
-    preshared_key: Option<String>,
-    #[serde(default)]
-    entry_nodes: Vec<String>,
-}
-
-impl From<&Member> for SavedMember {
-    fn from(member: &Member) -> Self {
-        let Member {
-            name,
-            public_key,
-            next_key,
-            claims,
-            blocks,
-            pod_networks,
-            addresses,
-            mesh_addresses,
-            endpoints,
-            persistent_keepalive,
-            always_sends_keepalives,
-            site,
-            since,
-            entry_terms,
-            external,
-            is_discovered: _,
-            // They have to tell of it again.
-            sources: _,
-            needs_preshared_key,
-        } = member.clone();
-        let Endpoints {
-            manual,
-            preferred,
-            host,
-            reflexive,
-            discovered,
-            sightings,
-            is_nat_symmetric,
-            is_nat_port_restricted,
-            birthday_attack,
-            // What others may publish, and nothing is published until the API server is back.
-            filter: _,
-        } = endpoints;
-        let text = |(key, endpoint): (PublicKey, SocketAddr)| (key.to_string(), endpoint);
-        Self {
-            name,
-            public_key: public_key.map(|key| key.to_string()),
-            next_key: next_key.map(|key| key.to_string()),
-            claims,
-            blocks,
-            pod_networks,
-            addresses,
-            mesh_addresses,
-            manual: manual.map(|endpoint| endpoint.to_string()),
-            preferred,
-            host,
-            reflexive,
-            discovered,
-            sightings: sightings.into_iter().map(|(name, seen)| (name, text(seen))).collect(),
-            is_nat_symmetric,
-            is_nat_port_restricted,
-            birthday_attack,
-            persistent_keepalive,
-            always_sends_keepalives,
-            site: site.map(SavedSite::from),
-            since: since.map(|since| (since.created, since.uid)),
-            entry_terms: entry_terms
-                .into_iter()
-                .map(|(peer, (key, term))| (peer, (key.to_string(), term)))
-                .collect(),
-            external: external.map(|External { preshared_key, entry_nodes }| SavedExternal {
-                preshared_key: preshared_key.map(|key| key.to_base64()),
-                entry_nodes,
-            }),
-            needs_preshared_key,
-        }
-    }
-}
-
-impl TryFrom<SavedMember> for Member {
-    type Error = anyhow::Error;
-
-    fn try_from(saved: SavedMember) -> Result<Self> {
-        let parsed = |(name, (key, endpoint)): (String, (String, SocketAddr))| {
-            Ok((name, (key.parse::<PublicKey>()?, endpoint)))
-        };
-        let term =
-            |(peer, (key, term)): (String, (String, u64))| Ok((peer, (key.parse::<PublicKey>()?, term)));
-        Ok(Self {
-            name: saved.name,
-            public_key: saved.public_key.map(|key| key.parse()).transpose()?,
-            next_key: saved.next_key.map(|key| key.parse()).transpose()?,
-            claims: saved.claims,
-            blocks: saved.blocks,
-            pod_networks: saved.pod_networks,
-            addresses: saved.addresses,
-            mesh_addresses: saved.mesh_addresses,
-            endpoints: Endpoints {
-                manual: saved.manual.map(|endpoint| endpoint.parse()).transpose()?,
-                preferred: saved.preferred,
-                host: saved.host,
-                reflexive: saved.reflexive,
-                discovered: saved.discovered,
-                sightings: saved.sightings.into_iter().map(parsed).collect::<Result<_>>()?,
-                is_nat_symmetric: saved.is_nat_symmetric,
-                is_nat_port_restricted: saved.is_nat_port_restricted,
-                birthday_attack: saved.birthday_attack,
-                filter: None,
-            },
-            persistent_keepalive: saved.persistent_keepalive,
-            always_sends_keepalives: saved.always_sends_keepalives,
-            site: saved.site.map(Site::from),
-            since: saved.since.map(|(created, uid)| Since { created, uid }),
-            entry_terms: saved.entry_terms.into_iter().map(term).collect::<Result<_>>()?,
-            external: saved.external.map(External::try_from).transpose()?,
-            is_discovered: false,
-            sources: Sources::default(),
-            needs_preshared_key: saved.needs_preshared_key,
-        })
-    }
 }
 
 impl From<&SourceNodes> for SavedSource {
@@ -316,31 +128,6 @@ impl From<SavedSource> for SourceNodes {
     fn from(saved: SavedSource) -> Self {
         let SavedSource { holder, gateways } = saved;
         Self { holder, gateways }
-    }
-}
-
-impl From<Site> for SavedSite {
-    fn from(site: Site) -> Self {
-        let Site { location, internal, is_leader, is_public, networks } = site;
-        let internal = internal.into_iter().map(|it| (it.address, it.length)).collect();
-        Self { location, internal, is_leader, is_public, networks }
-    }
-}
-
-impl From<SavedSite> for Site {
-    fn from(saved: SavedSite) -> Self {
-        let SavedSite { location, internal, is_leader, is_public, networks } = saved;
-        let internal = internal.into_iter().map(|(address, length)| InternalAddress { address, length });
-        Self { location, internal: internal.collect(), is_leader, is_public, networks }
-    }
-}
-
-impl TryFrom<SavedExternal> for External {
-    type Error = anyhow::Error;
-
-    fn try_from(saved: SavedExternal) -> Result<Self> {
-        let preshared_key = saved.preshared_key.map(|key| key.parse::<PresharedKey>()).transpose()?;
-        Ok(Self { preshared_key, entry_nodes: saved.entry_nodes })
     }
 }
 
@@ -473,11 +260,6 @@ impl StateFile {
         }
         std::future::pending().await
     }
-}
-
-/// How old a file is. One from the future is new: a host without a clock that runs while it is off starts with a time of the past.
-pub(crate) fn age(saved: Timestamp, now: Timestamp) -> Duration {
-    Duration::try_from(now.duration_since(saved)).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use fairlead_path::{
 use fairlead_topology::{Endpoints, Member, PeerPlan, Plan};
 use ipnet::IpNet;
 
-use super::DesiredPeer;
+use super::peer::DesiredPeer;
 use super::reuse::Reuse;
 use super::sightings::Sightings;
 use crate::inputs::Inputs;

@@ -6,23 +6,11 @@ use std::sync::Arc;
 
 use fairlead_api::resources::Granularity;
 use fairlead_dataplane::mesh::{NarrowRoute, PlainRoute};
-use fairlead_dataplane::uplink::{HostNetwork, Ignored};
 use fairlead_keys::PublicKey;
-use fairlead_topology::{self as topology, BlockRoute, Down, OwnAddress, Plan};
+use fairlead_topology::{self as topology, BlockRoute, Down, Plan};
 
-use super::{DesiredPeer, Host};
-
-/// This host's addresses, and the names of the links that have them.
-pub(super) fn own_addresses(
-    network: &HostNetwork,
-    ignored: &Ignored,
-) -> (Vec<OwnAddress>, BTreeMap<u32, String>) {
-    let own = network.own_addresses(ignored).map(|it| OwnAddress { link: it.link, prefix: it.prefix });
-    let own: Vec<OwnAddress> = own.collect();
-    let links = network.links.iter().filter(|link| own.iter().any(|it| it.link == link.index));
-    let links = links.map(|link| (link.index, link.name.clone())).collect();
-    (own, links)
-}
+use super::host::Host;
+use super::peer::DesiredPeer;
 
 /// The granularity, with what it takes on this host.
 pub(super) fn granularity(of_mesh: Granularity, host: &Host, down: Down) -> topology::Granularity {

@@ -6,11 +6,19 @@ use std::sync::Arc;
 
 use fairlead_address::PrefixSet;
 use fairlead_keys::PublicKey;
-use fairlead_path::{NatType, OwnView};
+use fairlead_path::{NatType, OwnSide, OwnView};
 use fairlead_topology::{Member, PeerPlan, changes};
 
-use super::{Desired, DesiredPeer};
+use super::peer::DesiredPeer;
 use crate::inputs::Inputs;
+
+/// What was desired last, and what it followed from.
+pub(super) struct Known<'a> {
+    pub(super) inputs: &'a Inputs,
+    pub(super) peers: &'a BTreeMap<PublicKey, Arc<DesiredPeer>>,
+    pub(super) own_side: &'a OwnSide,
+    pub(super) nat: NatType,
+}
 
 /// What was desired before, and for which members that may be something else now.
 pub(super) struct Reuse<'a> {
@@ -21,21 +29,21 @@ pub(super) struct Reuse<'a> {
 impl<'a> Reuse<'a> {
     /// `None` if something changed from which all peers follow.
     pub(super) fn new(
-        before: Option<(&'a Inputs, &'a Desired)>,
+        before: Option<Known<'a>>,
         inputs: &'a Inputs,
         own: &OwnView,
         cluster_addresses: &PrefixSet,
         nat: NatType,
     ) -> Option<Self> {
-        let (known, desired) = before?;
+        let Known { inputs: known, peers, own_side, nat: known_nat } = before?;
         let is_alike = known.node == inputs.node
             && known.settings == inputs.settings
             && known.keepalive == inputs.keepalive
             && known.node_filters == inputs.node_filters
             && known.resolved == inputs.resolved
             && known.cluster == inputs.cluster
-            && desired.nat == nat
-            && desired.own_side.view == *own;
+            && known_nat == nat
+            && own_side.view == *own;
         let (mut changed, mut is_own_changed) = (BTreeSet::new(), false);
         for member in changes(&known.members, &inputs.members).flat_map(|(a, b)| [a, b]).flatten() {
             changed.insert(member.name.as_str());
@@ -46,7 +54,7 @@ impl<'a> Reuse<'a> {
         if !is_alike || is_own_changed {
             return None;
         }
-        let inside = &desired.own_side.cluster_addresses;
+        let inside = &own_side.cluster_addresses;
         if inside != cluster_addresses {
             // Which endpoints count depends on it.
             let turned = [inside.subtract(cluster_addresses), cluster_addresses.subtract(inside)];
@@ -55,7 +63,7 @@ impl<'a> Reuse<'a> {
             }
             inputs.members.iter().for_each(|member| note_turned(member, inputs, &turned, &mut changed));
         }
-        Some(Self { peers: &desired.peers, changed })
+        Some(Self { peers, changed })
     }
 
     /// The peer, if it is as it was.

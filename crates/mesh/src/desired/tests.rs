@@ -1,9 +1,12 @@
-use fairlead_address::{EndpointFilters, Nat64Prefix};
+use std::net::IpAddr;
+
+use fairlead_address::{Endpoint, EndpointFilters, Nat64Prefix};
 use fairlead_api::resources::{Encapsulation, Granularity, NodeFilters, Topology};
 use fairlead_keys::PrivateKey;
 use fairlead_members::departures::{Departures, Revoked};
-use fairlead_path::BirthdayPolicy;
-use fairlead_topology::{Endpoints, InternalAddress, Member, MemberRecord, Site, Source, merge};
+use fairlead_path::{BirthdayPolicy, StunAnswer};
+use fairlead_topology::{Endpoints, InternalAddress, Member, MemberRecord, OwnAddress, Site, Source, merge};
+use ipnet::Ipv4Net;
 
 use super::*;
 use crate::discovery::Shared;

@@ -12,7 +12,7 @@ use rustls::RootCertStore;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::LEAVE;
+use super::leaving::LEAVE;
 use crate::saved::Credentials;
 use crate::settings::DiscoverySettings;
 

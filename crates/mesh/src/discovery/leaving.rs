@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use fairlead_discovery::client::{self, authorities, node_id};
@@ -10,8 +11,10 @@ use fairlead_wire::discovery::ClusterSecret;
 use futures::future::join_all;
 use tokio::time::timeout;
 
-use super::LEAVE;
 use crate::saved::{Credentials, SavedServices, Secrets, StateFile};
+
+/// How long a service may take that is told that this node leaves.
+pub(super) const LEAVE: Duration = Duration::from_secs(5);
 
 /// Deletes the node of this state directory at the services that it used last, and logs which of them cannot be told. Nothing is
 /// done without such services.

@@ -23,7 +23,7 @@ use crate::keys::Keys;
 use crate::names::Names;
 use crate::problem::MeshFailure;
 use crate::saved::{Facts, StateFile, Unsaved};
-use crate::selected;
+use crate::selection::selected;
 use crate::settings::{DiscoverySettings, MeshSettings, RelayServer};
 
 /// Reads [`Inputs`] and says when they may have changed.

@@ -8,7 +8,7 @@ use fairlead_topology::Member;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::SavedMember;
+use super::member::SavedMember;
 
 /// [`Departures`], with times of a clock that a reboot does not set back to zero.
 #[derive(Default, Serialize, Deserialize)]

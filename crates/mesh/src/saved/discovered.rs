@@ -18,7 +18,8 @@ use k8s_openapi::ByteString;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{MAX_LENGTH, SavedMember, StateFile, VERSION, age};
+use super::file::{MAX_LENGTH, StateFile, VERSION, age};
+use super::member::SavedMember;
 use crate::state_file;
 
 /// Names of the files in the state directory. The secret has one of its own, so that the others can be shown to others.

@@ -1,7 +1,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 
 use fairlead_keys::PresharedKey;
-use fairlead_topology::{External, Since};
+use fairlead_topology::{External, Since, Sources};
 
 use super::*;
 use crate::desired::tests::{inputs, key, member};

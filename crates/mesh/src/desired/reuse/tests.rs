@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::desired::tests::{host, inputs, key, member};
-use crate::desired::{Held, OwnAddresses};
+use crate::desired::{Desired, Held, OwnAddresses};
 
 /// What happens to a mesh of which this is node 1.
 #[derive(Debug, Clone)]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use fairlead_members::departures::{Deleted, Missing};
-use fairlead_topology::{InternalAddress, Site};
+use fairlead_topology::{Endpoints, InternalAddress, Site};
 use serde_json::Value;
 
 use super::*;
