@@ -334,39 +334,45 @@ impl DiscoveryTask {
 
 /// What this node publishes. The discovery service adds where it sees the node.
 fn local(node: &str, keys: &Keys, report: &Report) -> Local {
-    let is_claim = |prefix: &&IpNet| report.claims.iter().any(|claim| IpNet::from(*claim) == **prefix);
+    let is_claim = |prefix: &&IpNet| report.own.claims.iter().any(|claim| IpNet::from(*claim) == **prefix);
     let kubespan = KubeSpan {
         public_key: keys.public_key.to_string(),
         next_public_key: keys.next_public_key().map(|key| key.to_string()).unwrap_or_default(),
         additional_addresses: report
-            .own_prefixes
+            .own
+            .prefixes
             .iter()
             .filter(|prefix| !is_claim(prefix))
             .copied()
             .collect(),
-        address: report.mesh_addresses.iter().copied().find(IpAddr::is_ipv6),
+        address: report.own.mesh_addresses.iter().copied().find(IpAddr::is_ipv6),
         without_preshared_key: true,
         ..KubeSpan::default()
     };
-    let mesh_ipv4 = report.mesh_addresses.iter().copied().filter(IpAddr::is_ipv4);
+    let mesh_ipv4 = report.own.mesh_addresses.iter().copied().filter(IpAddr::is_ipv4);
     let affiliate = Affiliate {
-        addresses: report.claims.iter().copied().chain(mesh_ipv4).collect(),
+        addresses: report.own.claims.iter().copied().chain(mesh_ipv4).collect(),
         hostname: node.to_owned(),
         nodename: node.to_owned(),
         kubespan: Some(kubespan),
         ..Affiliate::default()
     };
-    let manual = report.manual.as_ref().and_then(|endpoint| endpoint.address());
-    let host = report.host.iter().take(MAX_HOST);
-    let seen =
-        report.mapped.iter().chain(&report.reflexive).chain(&report.observed).chain(&report.peer_reflexive);
+    let manual = report.configured.manual.as_ref().and_then(|endpoint| endpoint.address());
+    let host = report.endpoints.host.iter().take(MAX_HOST);
+    let seen = report
+        .endpoints
+        .mapped
+        .iter()
+        .chain(&report.endpoints.reflexive)
+        .chain(&report.endpoints.observed)
+        .chain(&report.endpoints.peer_reflexive);
     let endpoints = manual.iter().chain(host).chain(seen).copied().collect();
-    let filter = report.published.clone();
+    let filter = report.configured.published.clone();
     Local {
         affiliate,
         endpoints,
-        extra_endpoints: report.extra_endpoints.clone(),
-        port: Some(report.port),
+        extra_endpoints: report.configured.extra_endpoints.clone(),
+        port: Some(report.device.port),
         filter,
     }
 }

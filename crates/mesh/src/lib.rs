@@ -370,7 +370,7 @@ impl MeshView {
 
     /// MTU of the device; `None` before there is one.
     pub fn mtu(&self) -> Option<u32> {
-        self.snapshot().report.map(|report| report.mtu)
+        self.snapshot().report.map(|report| report.device.mtu)
     }
 
     /// Why pods do not reach other nodes through the mesh. A cluster without a mesh has no problem with it.

@@ -231,7 +231,7 @@ impl MeshMetrics {
     /// a hundred have, those whose tunnel does not work first.
     pub fn update(&self, node: &str, report: &Report, per_peer: bool) {
         self.problems.set(report.problems.len() as i64);
-        self.update_port_access(report.port_access);
+        self.update_port_access(report.device.port_access);
         set(&self.netlink_changes, fairlead_netlink::changes_sent());
         self.update_paths(&report.paths);
         if let Some(RelayReport { status, counters, .. }) = &report.relay {

@@ -94,7 +94,7 @@ pub fn desired(facts: &Facts<'_>) -> Desired {
             next_public_key: facts.next_key.map(|key| key.to_string()),
             endpoint,
             allowed_ips: facts.claims.clone(),
-            persistent_keepalive: report.keepalive.unwrap_or(KEEPALIVE.as_secs() as u16),
+            persistent_keepalive: report.configured.keepalive.unwrap_or(KEEPALIVE.as_secs() as u16),
         },
         status: WireKubePeerStatus {
             peers: Some(counts(report.peers.len(), up.len(), relayed)),
@@ -103,7 +103,7 @@ pub fn desired(facts: &Facts<'_>) -> Desired {
             bytes_received: sum(devices().map(|device| device.rx_bytes).sum()),
             bytes_sent: sum(devices().map(|device| device.tx_bytes).sum()),
             endpoint_discovery_method: Some(method),
-            nat_type: published_nat(report.nat),
+            nat_type: published_nat(report.translation.nat),
             ice_candidates: ice_candidates(report),
             port_prediction: ports::prediction(report, facts.present),
             transport_mode: transport_mode(up.len(), relayed),
@@ -112,9 +112,9 @@ pub fn desired(facts: &Facts<'_>) -> Desired {
             relay_latency_ms: relay_latency(report),
             observed_endpoints: observations(facts, &up),
             entry_terms: entry_terms(report),
-            interface_id: report.interface_id.map(|id| id.to_string()),
+            interface_id: report.own.interface_id.map(|id| id.to_string()),
             prepared_granularity: report.prepared_granularity,
-            wireguard: Some(match report.backend {
+            wireguard: Some(match report.device.backend {
                 Backend::Kernel => WireGuardImplementation::Kernel,
                 Backend::Embedded => WireGuardImplementation::Embedded,
             }),

@@ -116,7 +116,7 @@ impl Publisher {
         sleep(pause.min(MIN_PAUSE)).await;
         let differs = |now: &Publication| match (published, now) {
             (Publication::Member(before), Publication::Member(now)) => {
-                !before.entry_terms().eq(now.entry_terms()) || before.claims != now.claims
+                !before.entry_terms().eq(now.entry_terms()) || before.own.claims != now.own.claims
             }
             _ => false,
         };
@@ -201,7 +201,7 @@ impl Publisher {
             public_key: keys.public_key,
             next_key: keys.next_public_key(),
             report,
-            claims: report.claims.iter().map(|address| IpNet::from(*address).to_string()).collect(),
+            claims: report.own.claims.iter().map(|address| IpNet::from(*address).to_string()).collect(),
             observes: &observes,
             present: status,
             now,

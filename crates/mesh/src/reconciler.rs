@@ -151,13 +151,13 @@ impl<K: Kernel> Mesh<K> {
                 self.paths.relay().set_users(port, |key| {
                     desired.peers.contains_key(key) || desired.prepared.contains_key(key)
                 });
-                self.paths.relay().set_nat64(&desired.nat64);
+                self.paths.relay().set_nat64(&desired.own_side.view.nat64);
                 self.paths.set_peers(&desired.peers, capabilities, settings.relay.as_ref(), now);
                 let since = self.paths.port().since(now);
                 self.paths.port().with_agent(|agent| {
                     agent.set_own_side(since, desired.own_side.clone());
                     agent.set_mtu(mtu);
-                    agent.set_nat64(&desired.nat64.prefixes);
+                    agent.set_nat64(&desired.own_side.view.nat64.prefixes);
                 });
                 self.followed = follows;
             }
@@ -183,7 +183,7 @@ impl<K: Kernel> Mesh<K> {
         let interface = self.device.interface();
         // Answers to what came out of the tunnel may leave by another link than the main table says.
         self.kernel.loosen_reverse_path_filter(&interface)?;
-        for link in desired.plain_links() {
+        for link in desired.traffic.plain_links() {
             self.kernel.loosen_reverse_path_filter(link)?;
         }
         self.encapsulation.apply(&mut self.kernel, desired, uplink_mtu, now);
@@ -308,7 +308,8 @@ impl<K: Kernel> Mesh<K> {
 
     /// Whether this node reaches others through gateways or IP tunnels.
     pub fn has_gateways(&self) -> bool {
-        let has_any = |desired: &Desired| !(desired.gateways.is_empty() && desired.tunnels.ends.is_empty());
+        let has_any =
+            |desired: &Desired| !(desired.gateways.used.is_empty() && desired.tunnels.ends.is_empty());
         self.planned.as_ref().is_some_and(|planned| has_any(&planned.desired))
     }
 

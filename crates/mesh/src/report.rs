@@ -1,6 +1,6 @@
 //! What the mesh found and did, for status, metrics and the publisher.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -14,7 +14,7 @@ use fairlead_relay::client;
 use fairlead_topology::Sources;
 use ipnet::IpNet;
 
-use super::desired::StunAnswers;
+use super::desired::{OwnEndpoints, StunAnswers};
 use super::external::ExternalReport;
 use super::path_port::PathCounters;
 use super::port_mapping::PortMappings;
@@ -66,73 +66,91 @@ impl PeerReport {
     }
 }
 
-/// The state of the mesh.
+/// The WireGuard device of this node.
 #[derive(Debug, Clone)]
-pub struct Report {
+pub struct DeviceReport {
     /// Which WireGuard is in use.
     pub backend: Backend,
     /// Why it has to be the embedded one, whether or not the kernel has WireGuard.
     pub backend_reason: Option<&'static str>,
     /// How path probes share its port; `None` where they cannot be sent.
     pub port_access: Option<PortAccess>,
-    /// The device.
+    /// Name of the interface.
     pub interface: String,
     /// Its MTU.
     pub mtu: u32,
     /// The smallest MTU of the uplinks.
     pub uplink_mtu: u32,
-    /// What STUN servers say.
-    pub stun: StunAnswers,
-    /// Our port.
+    /// Its UDP port.
     pub port: u16,
-    /// Our address translation, as others see it.
+}
+
+/// Address translation in front of this node.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TranslationReport {
+    /// The kind of NAT, as others see it.
     pub nat: NatType,
-    /// Which endpoints nodes may publish.
-    pub published: AddressFilter,
-    /// Our own endpoints that we publish: addresses of this host with our port.
-    pub host: Vec<SocketAddr>,
-    /// Where others see us.
-    pub observed: Vec<SocketAddr>,
-    /// Where STUN servers see us, other than at an address of our own.
-    pub reflexive: Vec<SocketAddr>,
-    /// Where gateways take packets for us, other than at an address of our own.
-    pub mapped: Vec<SocketAddr>,
-    /// The public address that EC2 translates to this node's own.
-    pub public_ipv4: Option<Ipv4Addr>,
     /// Ports that a symmetric NAT gave to new mappings, in that order; empty where that was not measured.
     pub measured_ports: Vec<u16>,
-    /// What gateways say.
+    /// Answers of STUN servers.
+    pub stun: StunAnswers,
+    /// Answers of gateways.
     pub port_mappings: PortMappings,
-    /// Where peers see us, as they told this node and no other node; without what is above.
-    pub peer_reflexive: Vec<SocketAddr>,
     /// The prefixes of the NAT64 of this node's network.
     pub nat64: Vec<Nat64Prefix>,
+}
+
+/// This node as a member of the mesh.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OwnReport {
+    /// Its prefixes.
+    pub prefixes: Vec<IpNet>,
+    /// Its own addresses among them, which it publishes.
+    pub claims: Vec<IpAddr>,
+    /// Its addresses on the mesh.
+    pub mesh_addresses: Vec<IpAddr>,
+    /// What the first link-layer address of this host makes of IPv6 addresses.
+    pub interface_id: Option<InterfaceId>,
+    /// Whether it has tunnels with nodes of other locations.
+    pub is_gateway: bool,
+}
+
+/// Settings of this node by an administrator, as it publishes them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ConfiguredReport {
+    /// Which endpoints nodes may publish.
+    pub published: AddressFilter,
+    /// The endpoint that is to be used.
+    pub manual: Option<Endpoint>,
+    /// Where this node is reached as well.
+    pub extra_endpoints: Vec<SocketAddr>,
+    /// Seconds between keepalives that this node asks for.
+    pub keepalive: Option<u16>,
+}
+
+/// The state of the mesh.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// The device.
+    pub device: DeviceReport,
+    /// This node's endpoints.
+    pub endpoints: OwnEndpoints,
+    /// Address translation in front of it.
+    pub translation: TranslationReport,
+    /// Its prefixes and addresses.
+    pub own: OwnReport,
+    /// Settings by an administrator.
+    pub configured: ConfiguredReport,
     /// When what is used of the cluster was saved; `None` if the API server has shown it.
     pub saved_at: Option<Instant>,
     /// Nodes by name.
     pub peers: Vec<PeerReport>,
     /// Peers outside of the cluster by name.
     pub external: Vec<ExternalReport>,
-    /// Our own prefixes.
-    pub own_prefixes: Vec<IpNet>,
-    /// Our own addresses among them, which we publish.
-    pub claims: Vec<IpAddr>,
-    /// Our addresses on the mesh.
-    pub mesh_addresses: Vec<IpAddr>,
-    /// What the first link-layer address of this host makes of IPv6 addresses.
-    pub interface_id: Option<InterfaceId>,
-    /// Whether this node has tunnels with nodes of other locations.
-    pub is_gateway: bool,
     /// The granularity for which this node is prepared: that in use, or the one that the mesh resource asks for.
     pub prepared_granularity: Option<Granularity>,
     /// What a user should know.
     pub problems: Vec<MeshProblem>,
-    /// The endpoint an administrator chose for this node.
-    pub manual: Option<Endpoint>,
-    /// Where we are reached as well, as an administrator says.
-    pub extra_endpoints: Vec<SocketAddr>,
-    /// Seconds between keepalives that this node asks for.
-    pub keepalive: Option<u16>,
     /// What the paths have counted.
     pub paths: PathCounters,
     /// The relay; `None` where none is to be used.
@@ -178,15 +196,13 @@ impl Report {
 
     /// Whether this node publishes the same of both: counters, ages of handshakes and reasons do not count.
     pub fn publishes_the_same(&self, other: &Self) -> bool {
-        (self.backend, self.nat, self.port) == (other.backend, other.nat, other.port)
-            && (&self.published, &self.host) == (&other.published, &other.host)
-            && self.observed == other.observed
-            && self.reflexive == other.reflexive
-            && (&self.mapped, self.public_ipv4) == (&other.mapped, other.public_ipv4)
-            && self.peer_reflexive == other.peer_reflexive
-            && (&self.claims, &self.mesh_addresses) == (&other.claims, &other.mesh_addresses)
-            && (&self.manual, &self.extra_endpoints) == (&other.manual, &other.extra_endpoints)
-            && (self.keepalive, &self.measured_ports) == (other.keepalive, &other.measured_ports)
+        let (own, others) = (&self.own, &other.own);
+        let (nat, others_nat) = (&self.translation, &other.translation);
+        (self.device.backend, self.device.port) == (other.device.backend, other.device.port)
+            && self.endpoints == other.endpoints
+            && self.configured == other.configured
+            && (&own.claims, &own.mesh_addresses) == (&others.claims, &others.mesh_addresses)
+            && (nat.nat, &nat.measured_ports) == (others_nat.nat, &others_nat.measured_ports)
             && self.problems == other.problems
             && self.prepared_granularity == other.prepared_granularity
             && self.entry_terms().eq(other.entry_terms())

@@ -178,19 +178,19 @@ fn describe_source(shown: &Shown) -> SourceAddress {
 }
 
 fn describe(report: &Report, answer: &mut StatusResponse, now: SystemTime) {
-    answer.wireguard = backend_name(report.backend).to_owned();
-    answer.wireguard_reason = report.backend_reason.unwrap_or_default().to_owned();
-    answer.port_access = report.port_access.map(PortAccess::name).unwrap_or_default().to_owned();
-    answer.interface = report.interface.clone();
-    answer.listen_port = u32::from(report.port);
-    answer.mtu = report.mtu;
-    answer.nat_type = nat_name(report.nat).to_owned();
-    let on_mesh = report.mesh_addresses.iter().copied().map(IpNet::from);
-    answer.prefixes = report.own_prefixes.iter().copied().chain(on_mesh).map(|it| it.to_string()).collect();
+    answer.wireguard = backend_name(report.device.backend).to_owned();
+    answer.wireguard_reason = report.device.backend_reason.unwrap_or_default().to_owned();
+    answer.port_access = report.device.port_access.map(PortAccess::name).unwrap_or_default().to_owned();
+    answer.interface = report.device.interface.clone();
+    answer.listen_port = u32::from(report.device.port);
+    answer.mtu = report.device.mtu;
+    answer.nat_type = nat_name(report.translation.nat).to_owned();
+    let on_mesh = report.own.mesh_addresses.iter().copied().map(IpNet::from);
+    answer.prefixes = report.own.prefixes.iter().copied().chain(on_mesh).map(|it| it.to_string()).collect();
     answer.problems.extend(report.problems.iter().map(ToString::to_string));
     answer.relay = report.relay.as_ref().map(describe_relay);
     answer.port_mappings = describe_port_mappings(report);
-    answer.nat64_prefixes = report.nat64.iter().map(ToString::to_string).collect();
+    answer.nat64_prefixes = report.translation.nat64.iter().map(ToString::to_string).collect();
     answer.peers = report.peers.iter().map(|peer| describe_peer(peer, now)).collect();
     answer.external_peers = report.external.iter().map(|peer| describe_external(peer, now)).collect();
     if let Some(relay) = &answer.relay {
@@ -218,7 +218,7 @@ fn describe_port_mappings(report: &Report) -> Vec<PortMapping> {
             Err(failure) => PortMapping { gateway, error: failure.to_string(), ..PortMapping::default() },
         }
     };
-    report.port_mappings.0.iter().map(describe).collect()
+    report.translation.port_mappings.0.iter().map(describe).collect()
 }
 
 fn describe_discovery(status: DiscoveryStatus) -> Vec<DiscoveryService> {

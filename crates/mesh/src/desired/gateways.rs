@@ -24,6 +24,17 @@ pub struct DesiredGateway {
     pub behind: Vec<IpAddr>,
 }
 
+/// The gateways of a mesh with locations.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DesiredGateways {
+    /// Those that this node uses or may use.
+    pub used: BTreeMap<PublicKey, DesiredGateway>,
+    /// Those that this node has tunnels with although another one stands for the same location, also where it prepares for them.
+    pub several: BTreeSet<String>,
+    /// Whether this node has tunnels with nodes of other locations.
+    pub is_gateway: bool,
+}
+
 /// What peers may send from although other peers are sent for it.
 pub(super) fn accepted(plan: &Plan) -> BTreeMap<PublicKey, Vec<IpNet>> {
     let accepting = plan.peers.iter().filter(|(_, peer)| !peer.accepted_ips.is_empty());

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fairlead_address::IpFamily;
-use fairlead_dataplane::uplink::{HostNetwork, Ignored};
+use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use fairlead_topology::OwnAddress;
 use ipnet::{IpNet, Ipv4Net};
 
@@ -72,4 +72,9 @@ fn own_addresses(network: &HostNetwork, ignored: &Ignored) -> (Vec<OwnAddress>, 
     let links = network.links.iter().filter(|link| own.iter().any(|it| it.link == link.index));
     let links = links.map(|link| (link.index, link.name.clone())).collect();
     (own, links)
+}
+
+/// MTU of the device on this host.
+pub fn mtu(inputs: &Inputs, host: &Host) -> u32 {
+    uplink::mesh_mtu(inputs.settings.mtu, host.uplink_mtu)
 }

@@ -3,20 +3,88 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use fairlead_address::PrefixSet;
-use fairlead_path::{Nat64, Seen, StunAnswer};
+use fairlead_address::{AddressFilter, PrefixSet};
+use fairlead_path::{Nat64, NatType, OwnView, Seen, StunAnswer, classify};
 
-use super::StunAnswers;
+use super::host::Host;
+use super::nat64;
+use super::own_addresses::{OwnAddresses, OwnEndpoints, StunAnswers};
 use super::sightings::Sightings;
 use crate::inputs::Inputs;
+use crate::problem::MeshProblem;
+
+/// Where this node is, before it is filtered what it publishes of that.
+pub(super) struct Location {
+    pub(super) endpoints: OwnEndpoints,
+    /// What the paths to peers follow from.
+    pub(super) view: OwnView,
+    pub(super) nat: NatType,
+    /// Answers about a NAT64 that are not used.
+    pub(super) refused: Vec<MeshProblem>,
+}
+
+impl Location {
+    /// An address inside a block, a network of pods or a range of Services (`inside`) is that of a pod or a Service, whatever a node says.
+    pub(super) fn new(
+        inputs: &Inputs,
+        host: &Host,
+        sightings: &Sightings<'_>,
+        own_addresses: &OwnAddresses,
+        inside: &PrefixSet,
+    ) -> Self {
+        let OwnAddresses { stun, peers: by_peers, filtering } = own_addresses;
+        let is_outside = |endpoint: &SocketAddr| !inside.contains(endpoint.ip());
+        let mut endpoints = host_endpoints(inputs, &host.addresses, host.port);
+        endpoints.retain(is_outside);
+        let mut observed = sightings.own_endpoints(inputs);
+        observed.retain(is_outside);
+        let mut reflexive = reflexive(&endpoints, stun);
+        reflexive.retain(is_outside);
+        let mapped = mapped(inputs, host.port, &endpoints, inside);
+        let is_news =
+            |seen: &&SocketAddr| !(endpoints.contains(seen) || reflexive.contains(seen)) && is_outside(seen);
+        let peer_reflexive: Vec<SocketAddr> = by_peers.iter().filter(is_news).copied().collect();
+        let (nat64, refused) = nat64::usable(inputs, &host.addresses, &host.ipv4_routes);
+        let view = OwnView {
+            addresses: endpoints.iter().map(SocketAddr::ip).collect(),
+            // A public address on an interface of this host says nothing about who else is near.
+            public_ips: observed
+                .iter()
+                .filter(|seen| !endpoints.contains(seen))
+                .chain(&reflexive)
+                .chain(&mapped)
+                .chain(&peer_reflexive)
+                .map(SocketAddr::ip)
+                .collect(),
+            prefixes: host.networks.clone(),
+            nat64,
+        };
+        let seen = seen(inputs, sightings, stun, &view.nat64);
+        let nat = classify(&endpoints, &seen).with_filtering(*filtering);
+        let public_ipv4 = inputs.public_ipv4;
+        let host = endpoints;
+        let endpoints = OwnEndpoints { host, observed, reflexive, mapped, public_ipv4, peer_reflexive };
+        Self { endpoints, view, nat, refused }
+    }
+}
+
+impl OwnEndpoints {
+    /// Those that this node publishes.
+    pub(super) fn published(&self, filter: &AddressFilter) -> Self {
+        let published = |endpoints: &Vec<SocketAddr>| filter.apply(endpoints.clone(), SocketAddr::ip);
+        Self {
+            host: published(&self.host),
+            observed: published(&self.observed),
+            reflexive: published(&self.reflexive),
+            mapped: published(&self.mapped),
+            public_ipv4: self.public_ipv4.filter(|it| filter.allows((*it).into())),
+            peer_reflexive: published(&self.peer_reflexive),
+        }
+    }
+}
 
 /// Where each observer sees this node, with the observer's own address.
-pub(super) fn seen(
-    inputs: &Inputs,
-    sightings: &Sightings<'_>,
-    stun: &StunAnswers,
-    nat64: &Nat64,
-) -> Vec<Seen> {
+fn seen(inputs: &Inputs, sightings: &Sightings<'_>, stun: &StunAnswers, nat64: &Nat64) -> Vec<Seen> {
     // A port that a gateway leads here on request is no mapping of its own accord.
     let mapped: Vec<SocketAddr> = inputs.port_mappings.addresses().collect();
     let by_nodes = sightings.of_own(inputs);
@@ -41,25 +109,20 @@ fn mappings(stun: &StunAnswers) -> impl Iterator<Item = (SocketAddr, SocketAddr)
 }
 
 /// What STUN servers said, without this host's own endpoints, each once, IPv4 first.
-pub(super) fn reflexive(endpoints: &[SocketAddr], stun: &StunAnswers) -> Vec<SocketAddr> {
+fn reflexive(endpoints: &[SocketAddr], stun: &StunAnswers) -> Vec<SocketAddr> {
     let distinct: BTreeSet<SocketAddr> = mappings(stun).map(|(_, address)| address).collect();
     distinct.into_iter().filter(|address| !endpoints.contains(address)).collect()
 }
 
 /// What gateways granted and the cloud translates, without this host's own endpoints and the addresses of pods and Services.
-pub(super) fn mapped(
-    inputs: &Inputs,
-    port: u16,
-    endpoints: &[SocketAddr],
-    inside: &PrefixSet,
-) -> Vec<SocketAddr> {
+fn mapped(inputs: &Inputs, port: u16, endpoints: &[SocketAddr], inside: &PrefixSet) -> Vec<SocketAddr> {
     let instance = inputs.public_ipv4.map(|address| SocketAddr::new(address.into(), port));
     let granted = inputs.port_mappings.addresses().chain(instance);
     granted.filter(|address| !(endpoints.contains(address) || inside.contains(address.ip()))).collect()
 }
 
 /// Addresses of the Node object first, because an administrator chose them; then the other addresses of this host.
-pub(super) fn host_endpoints(inputs: &Inputs, local: &[IpAddr], port: u16) -> Vec<SocketAddr> {
+fn host_endpoints(inputs: &Inputs, local: &[IpAddr], port: u16) -> Vec<SocketAddr> {
     let mut endpoints: Vec<SocketAddr> = Vec::new();
     for address in inputs.node_addresses.iter().chain(local) {
         let endpoint = SocketAddr::new(*address, port);

@@ -5,15 +5,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairlead_address::{Endpoint, PrefixSet};
+use fairlead_address::{AddressFilter, Endpoint, PrefixSet};
 use fairlead_keys::KEEPALIVE;
 use fairlead_keys::{PeerConfig, PublicKey};
 use fairlead_path::{
-    BirthdayPolicy, Candidate, MAX_CANDIDATES, NatType, OwnView, PeerPaths, PeerView, birthday_side, order,
+    BirthdayPolicy, Candidate, MAX_CANDIDATES, NatType, PeerPaths, PeerView, birthday_side, order,
 };
 use fairlead_topology::{Endpoints, Member, PeerPlan, Plan};
 use ipnet::IpNet;
 
+use super::own_endpoints::Location;
 use super::peer::DesiredPeer;
 use super::reuse::Reuse;
 use super::sightings::Sightings;
@@ -28,79 +29,96 @@ const MIN_SILENCE: Duration = Duration::from_secs(60);
 /// keepalives. The other one sends at the latest in the handshake that replaces a session after 165 s of its age.
 const MIN_SILENCE_OF_KERNEL: Duration = Duration::from_secs(200);
 
+/// The nodes among the peers of a plan. Those of which `reuse` says that nothing changed stay the same allocations.
 pub(super) fn peers(
     inputs: &Inputs,
     plan: &Plan,
     sightings: &Sightings<'_>,
-    own: &OwnView,
+    location: &Location,
     cluster_addresses: &PrefixSet,
-    nat: NatType,
     reuse: Option<&Reuse<'_>>,
 ) -> BTreeMap<PublicKey, Arc<DesiredPeer>> {
-    let is_inside = |endpoint: SocketAddr| {
-        [endpoint, own.nat64.original(endpoint)].iter().any(|it| cluster_addresses.contains(it.ip()))
-    };
     let tried = inputs.filters().tried;
-    let is_tried = |endpoint| tried.allows(own.nat64.original(endpoint).ip());
-    let peer = |key: &PublicKey, planned: &Arc<PeerPlan>| {
-        let members: Vec<&Member> = planned.members.iter().filter_map(|name| named(inputs, name)).collect();
-        let candidates = members.iter().map(|member| {
-            let observed = sightings.endpoints(&member.name, key);
-            let mut candidates = order(own, &peer_view(&inputs.resolved, &member.endpoints, observed));
-            // Packets to a pod would go through the mesh that they carry.
-            // What discovery services say displaces none of them.
-            let discovered = order(own, &discovered_view(member)).into_iter();
-            let is_known = |found: &Candidate| candidates.iter().any(|known| known.address == found.address);
-            let discovered: Vec<Candidate> =
-                discovered.filter(|found| !is_known(found)).take(MAX_DISCOVERED).collect();
-            candidates.extend(discovered);
-            candidates.retain(|candidate| !is_inside(candidate.address) && is_tried(candidate.address));
-            candidates
+    let view = View { inputs, sightings, location, cluster_addresses, tried };
+    let of_node = |(key, planned): (&PublicKey, &Arc<PeerPlan>)| {
+        let known = reuse.and_then(|reuse| reuse.peer(key, planned));
+        Some((*key, known.or_else(|| view.peer(key, planned).map(Arc::new))?))
+    };
+    plan.peers.iter().filter_map(of_node).collect()
+}
+
+/// What peers follow from, beside the plan.
+struct View<'a> {
+    inputs: &'a Inputs,
+    sightings: &'a Sightings<'a>,
+    location: &'a Location,
+    cluster_addresses: &'a PrefixSet,
+    tried: AddressFilter,
+}
+
+impl View<'_> {
+    /// The peer; `None` if it is no node.
+    fn peer(&self, key: &PublicKey, planned: &Arc<PeerPlan>) -> Option<DesiredPeer> {
+        let members: Vec<&Member> =
+            planned.members.iter().filter_map(|name| named(self.inputs, name)).collect();
+        let is_node = members.iter().all(|member| {
+            // Without the secret a node of KubeSpan would lose the session that it has.
+            member.external.is_none() && (!member.needs_preshared_key || self.inputs.cluster.is_some())
         });
-        let their_nat = published_nat(&members);
-        let paths = PeerPaths {
-            candidates: interleaved(candidates.collect()),
-            silence: silence(inputs, &members),
-            relay: None,
-            birthday: birthday_side(policy(inputs, &members), nat, their_nat),
-        };
-        let config = PeerConfig {
-            // Devices say zero as "none".
-            persistent_keepalive: Some(inputs.keepalive.unwrap_or(planned.keepalive))
-                .filter(|seconds| *seconds > 0),
-            allowed_ips: planned.allowed_ips.clone(),
-            preshared_key: if is_kubespan(&members) {
-                inputs.cluster.as_ref().map(|it| it.preshared_key(&members))
-            } else {
-                None
-            },
-            endpoint: None,
-        };
-        let peer = DesiredPeer {
+        if !is_node {
+            return None;
+        }
+        let nat = published_nat(&members);
+        Some(DesiredPeer {
             name: planned.members.first().cloned().unwrap_or_default(),
-            config,
-            paths,
+            config: self.config(planned, &members),
+            paths: PeerPaths {
+                candidates: interleaved(members.iter().map(|member| self.candidates(member, key)).collect()),
+                silence: silence(self.inputs, &members),
+                relay: None,
+                birthday: birthday_side(policy(self.inputs, &members), self.location.nat, nat),
+            },
             uses_relay: !is_kubespan(&members),
-            nat: their_nat,
+            nat,
             manual: members.iter().filter_map(|member| member.endpoints.manual.clone()).collect(),
             host: members.iter().flat_map(|member| &member.endpoints.host).copied().collect(),
             published: members.iter().find_map(|member| member.endpoints.filter.clone()),
             planned: Arc::clone(planned),
-        };
-        Arc::new(peer)
-    };
-    let is_node = |planned: &PeerPlan| {
-        let mut members = planned.members.iter().filter_map(|name| named(inputs, name));
-        members.all(|member| {
-            // Without the secret a node of KubeSpan would lose the session that it has.
-            member.external.is_none() && (!member.needs_preshared_key || inputs.cluster.is_some())
         })
-    };
-    let of_node = |(key, planned): (&PublicKey, &Arc<PeerPlan>)| {
-        let known = reuse.and_then(|reuse| reuse.peer(key, planned));
-        Some((*key, known.or_else(|| is_node(planned).then(|| peer(key, planned)))?))
-    };
-    plan.peers.iter().filter_map(of_node).collect()
+    }
+
+    /// Where a member may be reached, best first.
+    fn candidates(&self, member: &Member, key: &PublicKey) -> Vec<Candidate> {
+        let own = &self.location.view;
+        let observed = self.sightings.endpoints(&member.name, key);
+        let mut candidates = order(own, &peer_view(&self.inputs.resolved, &member.endpoints, observed));
+        // What discovery services say displaces none of them.
+        let discovered = order(own, &discovered_view(member)).into_iter();
+        let is_known = |found: &Candidate| candidates.iter().any(|known| known.address == found.address);
+        let discovered: Vec<Candidate> =
+            discovered.filter(|found| !is_known(found)).take(MAX_DISCOVERED).collect();
+        candidates.extend(discovered);
+        // Packets to a pod would go through the mesh that they carry.
+        let is_inside = |endpoint: SocketAddr| {
+            let both = [endpoint, own.nat64.original(endpoint)];
+            both.iter().any(|it| self.cluster_addresses.contains(it.ip()))
+        };
+        let is_tried = |endpoint| self.tried.allows(own.nat64.original(endpoint).ip());
+        candidates.retain(|candidate| !is_inside(candidate.address) && is_tried(candidate.address));
+        candidates
+    }
+
+    fn config(&self, planned: &PeerPlan, members: &[&Member]) -> PeerConfig {
+        let cluster = self.inputs.cluster.as_ref().filter(|_| is_kubespan(members));
+        PeerConfig {
+            // Devices say zero as "none".
+            persistent_keepalive: Some(self.inputs.keepalive.unwrap_or(planned.keepalive))
+                .filter(|seconds| *seconds > 0),
+            allowed_ips: planned.allowed_ips.clone(),
+            preshared_key: cluster.map(|it| it.preshared_key(members)),
+            endpoint: None,
+        }
+    }
 }
 
 fn named<'a>(inputs: &'a Inputs, name: &str) -> Option<&'a Member> {

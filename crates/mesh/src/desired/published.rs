@@ -2,14 +2,29 @@
 
 use std::net::SocketAddr;
 
-use super::{Desired, DesiredPeer};
+use fairlead_address::AddressFilter;
 
-impl Desired {
+use super::peer::DesiredPeer;
+use crate::inputs::Inputs;
+
+/// Which endpoints of peers this node publishes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Harvest {
+    is_on: bool,
+    /// Those of peers whose Nodes do not say that.
+    filter: AddressFilter,
+}
+
+impl Harvest {
+    pub(super) fn new(inputs: &Inputs) -> Self {
+        Self { is_on: inputs.settings.harvests_endpoints, filter: inputs.settings.filters.published.clone() }
+    }
+
     /// Whether this node is to publish that it sees a peer at an endpoint: others learn something from it, and the peer's Node or the mesh
     /// lets nodes publish it.
-    pub fn publishes(&self, peer: &DesiredPeer, endpoint: SocketAddr) -> bool {
-        let filter = peer.published.as_ref().unwrap_or(&self.published_of_peers);
-        self.harvests_endpoints && filter.allows(endpoint.ip()) && peer.is_news(endpoint)
+    pub(super) fn publishes(&self, peer: &DesiredPeer, endpoint: SocketAddr) -> bool {
+        let filter = peer.published.as_ref().unwrap_or(&self.filter);
+        self.is_on && filter.allows(endpoint.ip()) && peer.is_news(endpoint)
     }
 }
 
@@ -18,12 +33,9 @@ mod tests {
     use std::collections::BTreeSet;
     use std::net::IpAddr;
 
-    use fairlead_address::AddressFilter;
-
     use super::*;
     use crate::desired::tests::{host, inputs, key, member};
-    use crate::desired::{Held, Host, OwnAddresses};
-    use crate::inputs::Inputs;
+    use crate::desired::{Desired, Held, Host, OwnAddresses};
 
     fn filter(entries: &[&str]) -> AddressFilter {
         AddressFilter::new(entries.iter().map(|entry| entry.parse().unwrap()))
@@ -54,12 +66,12 @@ mod tests {
         let peers: BTreeSet<SocketAddr> = [endpoint("10.3.0.7:1"), endpoint("203.0.113.7:1")].into();
         let by_peers = OwnAddresses { peers, ..OwnAddresses::default() };
         let all = Desired::new(&inputs, &host, Held::default(), &by_peers);
-        assert_eq!((all.host.len(), all.peer_reflexive.len()), (3, 2));
+        assert_eq!((all.endpoints.host.len(), all.endpoints.peer_reflexive.len()), (3, 2));
         inputs.settings.filters.published = filter(&["203.0.113.0/24", "10.0.0.0/8", "!10.3.0.0/16"]);
         let desired = Desired::new(&inputs, &host, Held::default(), &by_peers);
-        assert_eq!(desired.host, [endpoint("203.0.113.1:51820"), endpoint("10.4.0.1:51820")]);
-        assert_eq!(desired.peer_reflexive, [endpoint("203.0.113.7:1")]);
-        assert_eq!((&*desired.mapped, desired.public_ipv4), (&[][..], None));
+        assert_eq!(desired.endpoints.host, [endpoint("203.0.113.1:51820"), endpoint("10.4.0.1:51820")]);
+        assert_eq!(desired.endpoints.peer_reflexive, [endpoint("203.0.113.7:1")]);
+        assert_eq!((&*desired.endpoints.mapped, desired.endpoints.public_ipv4), (&[][..], None));
         // Where this host is, and what is in front of it, does not change.
         assert_eq!((&desired.own_side.view, desired.nat), (&all.own_side.view, all.nat));
         assert_eq!(desired.own_side.host, all.own_side.host);
@@ -135,7 +147,7 @@ mod tests {
             let desired = Desired::new(inputs, &host, Held::default(), &OwnAddresses::default());
             let candidates = desired.peers[&key(2)].paths.candidates.iter();
             let tried = candidates.map(|candidate| candidate.address).collect::<Vec<_>>();
-            (desired.host.len(), tried)
+            (desired.endpoints.host.len(), tried)
         };
         inputs.node_addresses.clear();
         inputs.settings.filters.published = filter(&["0.0.0.0/0", "!10.3.0.0/16"]);

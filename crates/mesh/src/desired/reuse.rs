@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use fairlead_address::PrefixSet;
 use fairlead_keys::PublicKey;
-use fairlead_path::{NatType, OwnSide, OwnView};
+use fairlead_path::{NatType, OwnSide};
 use fairlead_topology::{Member, PeerPlan, changes};
 
+use super::own_endpoints::Location;
 use super::peer::DesiredPeer;
 use crate::inputs::Inputs;
 
@@ -31,10 +32,10 @@ impl<'a> Reuse<'a> {
     pub(super) fn new(
         before: Option<Known<'a>>,
         inputs: &'a Inputs,
-        own: &OwnView,
+        location: &Location,
         cluster_addresses: &PrefixSet,
-        nat: NatType,
     ) -> Option<Self> {
+        let (own, nat) = (&location.view, location.nat);
         let Known { inputs: known, peers, own_side, nat: known_nat } = before?;
         let is_alike = known.node == inputs.node
             && known.settings == inputs.settings

@@ -140,7 +140,7 @@ fn a_sighting_counts_only_for_the_present_key_of_the_peer() {
     assert_eq!(sightings.of("node-0001", &key(1)).count(), 1);
     assert_eq!(sightings.endpoints("node-0001", &key(9)), ["203.0.113.1:9".parse().unwrap()]);
     assert_eq!(
-        Desired::new(&inputs(members), &host(), Held::default(), &OwnAddresses::default()).observed,
+        Desired::new(&inputs(members), &host(), Held::default(), &OwnAddresses::default()).endpoints.observed,
         ["203.0.113.1:9".parse().unwrap()]
     );
 }
@@ -298,9 +298,12 @@ fn addresses_of_services_are_no_endpoints_of_peers_and_of_this_node() {
     let desired = Desired::new(&inputs, &host, Held::default(), &own);
     let candidates = &desired.peers[&key(2)].paths.candidates;
     assert_eq!(candidates.iter().map(|it| it.address).collect::<Vec<_>>(), [endpoint("10.0.0.2:51820")]);
-    assert_eq!(desired.host, [endpoint("10.0.0.1:51820")]);
-    assert!(desired.observed.is_empty() && desired.reflexive.is_empty(), "{desired:?}");
-    assert!(desired.mapped.is_empty() && desired.peer_reflexive.is_empty(), "{desired:?}");
+    assert_eq!(desired.endpoints.host, [endpoint("10.0.0.1:51820")]);
+    assert!(desired.endpoints.observed.is_empty() && desired.endpoints.reflexive.is_empty(), "{desired:?}");
+    assert!(
+        desired.endpoints.mapped.is_empty() && desired.endpoints.peer_reflexive.is_empty(),
+        "{desired:?}"
+    );
     let side = &desired.own_side;
     assert_eq!(side.host, [endpoint("10.0.0.1:51820")]);
     assert!(inside[..2].iter().all(|it| side.cluster_addresses.contains(it.ip())));
@@ -336,7 +339,7 @@ fn what_is_in_a_network_of_this_host_stays_out_of_the_mesh_where_the_mesh_wants_
     let mut targets = |bypass| {
         inputs.settings.bypass_local_subnets = bypass;
         let desired = Desired::new(&inputs, &host, Held::default(), &OwnAddresses::default());
-        desired.targets_v4.iter().map(ToString::to_string).collect::<Vec<_>>()
+        desired.traffic.targets_v4.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     assert_eq!(targets(false), ["10.0.0.2/32", "10.0.1.44/32"]);
     assert_eq!(targets(true), ["10.0.1.44/32"]);
@@ -355,7 +358,7 @@ fn neighbours_in_the_location_are_reached_without_the_tunnel_where_the_mesh_asks
         let desired = Desired::new(inputs, &host(), Held::default(), &OwnAddresses::default());
         (
             desired.mesh_state("wg", &BTreeSet::new(), Vec::new(), |_| None).plain,
-            desired.plain_links().to_vec(),
+            desired.traffic.plain_links().to_vec(),
             desired.peers.len(),
         )
     };

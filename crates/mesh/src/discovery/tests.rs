@@ -9,17 +9,18 @@ use crate::publish::tests::{mesh, report};
 #[test]
 fn a_node_publishes_what_others_need_to_reach_it() {
     let mut report = report(NatType::Cone, Vec::new());
-    report.claims = vec!["192.168.1.10".parse().unwrap()];
-    report.own_prefixes = vec!["192.168.1.10/32".parse().unwrap(), "10.64.0.0/27".parse().unwrap()];
-    report.mesh_addresses = ["fd7f:175a:b97c:5602::1", "100.64.0.1"].map(|it| it.parse().unwrap()).to_vec();
-    report.manual = Some("198.51.100.1:7".parse().unwrap());
-    report.host = (0..100).map(|port| ([192, 168, 1, 10], 1000 + port).into()).collect();
+    report.own.claims = vec!["192.168.1.10".parse().unwrap()];
+    report.own.prefixes = vec!["192.168.1.10/32".parse().unwrap(), "10.64.0.0/27".parse().unwrap()];
+    report.own.mesh_addresses =
+        ["fd7f:175a:b97c:5602::1", "100.64.0.1"].map(|it| it.parse().unwrap()).to_vec();
+    report.configured.manual = Some("198.51.100.1:7".parse().unwrap());
+    report.endpoints.host = (0..100).map(|port| ([192, 168, 1, 10], 1000 + port).into()).collect();
     let keys = Keys::new(PrivateKey([1; 32]));
     let local = local("n1", &keys, &report);
     let Affiliate { addresses, nodename, kubespan, .. } = local.affiliate;
     let kubespan = kubespan.unwrap();
     assert_eq!((addresses.len(), nodename.as_str()), (2, "n1"), "its own and the IPv4 address on the mesh");
-    assert_eq!(kubespan.address, report.mesh_addresses.first().copied());
+    assert_eq!(kubespan.address, report.own.mesh_addresses.first().copied());
     assert_eq!(kubespan.additional_addresses, ["10.64.0.0/27".parse().unwrap()]);
     assert!(kubespan.without_preshared_key);
     assert_eq!((local.endpoints.len(), local.port), (1 + MAX_HOST + 1, Some(51820)));

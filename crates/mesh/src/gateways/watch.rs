@@ -58,14 +58,15 @@ impl GatewayWatch {
         now: Instant,
     ) -> bool {
         let before = self.health.down();
-        let asked: BTreeSet<IpAddr> = desired.gateways.values().flat_map(|it| &it.behind).copied().collect();
+        let asked: BTreeSet<IpAddr> =
+            desired.gateways.used.values().flat_map(|it| &it.behind).copied().collect();
         let replies = self.sockets.exchange(&asked);
         let probes = self.probed.is_none_or(|at| now.saturating_duration_since(at) >= PROBE_INTERVAL);
         self.probed = if probes { Some(now) } else { self.probed };
         let see = |(key, gateway): (&PublicKey, &DesiredGateway)| {
             (gateway.name.clone(), self.see(key, gateway, paths, probes, now))
         };
-        let seen: BTreeMap<String, Seen> = desired.gateways.iter().map(see).collect();
+        let seen: BTreeMap<String, Seen> = desired.gateways.used.iter().map(see).collect();
         let accepts_any = backend != Some(Backend::Kernel);
         let trials = if accepts_any { Trials::Lossless } else { Trials::Lossy };
         self.health.observe(now, &seen, &replies, trials);
@@ -98,7 +99,7 @@ impl GatewayWatch {
 fn needs_embedded(desired: &Desired, backend: Backend, refusal: Option<&str>) -> Option<MeshProblem> {
     let needs = backend == Backend::Kernel && several(desired) == Gateways::Several;
     needs.then(|| {
-        let gateways = desired.several_gateways.iter().cloned().collect();
+        let gateways = desired.gateways.several.iter().cloned().collect();
         MeshProblem::GatewaysNeedEmbedded { gateways, refusal: refusal.map(str::to_owned) }
     })
 }
@@ -106,7 +107,7 @@ fn needs_embedded(desired: &Desired, backend: Backend, refusal: Option<&str>) ->
 /// Whether there are tunnels with several gateways of a location, or will be: the change to the embedded one is over before packets come that
 /// need it.
 pub fn several(desired: &Desired) -> Gateways {
-    if desired.several_gateways.is_empty() { Gateways::Single } else { Gateways::Several }
+    if desired.gateways.several.is_empty() { Gateways::Single } else { Gateways::Several }
 }
 
 #[cfg(test)]

@@ -114,7 +114,7 @@ impl CompatibleMetrics {
     ) {
         self.kilo_reconciles.inc();
         let members = report.peers.len().saturating_add(1) as i64;
-        self.kilo_leader.set(i64::from(report.is_gateway));
+        self.kilo_leader.set(i64::from(report.own.is_gateway));
         self.kilo_nodes.set(members);
         self.peers.set(members);
         self.kilo_peers.set(report.external.iter().filter(|peer| !peer.is_standby()).count() as i64);
@@ -122,9 +122,9 @@ impl CompatibleMetrics {
         let is_direct = |peer: &&PeerReport| !peer.is_relayed() && peer.path.state == State::Up;
         self.relayed.set(report.peers.iter().filter(is_relayed).count() as i64);
         self.direct.set(report.peers.iter().filter(is_direct).count() as i64);
-        self.nat.get_or_create(&OfNode { node: node.to_owned() }).set(nat_number(report.nat));
+        self.nat.get_or_create(&OfNode { node: node.to_owned() }).set(nat_number(report.translation.nat));
         let now = SystemTime::now();
-        shown.for_each(|peer| self.update_peer(node, report.nat, peer, now));
+        shown.for_each(|peer| self.update_peer(node, report.translation.nat, peer, now));
     }
 
     fn update_peer(&self, node: &str, nat: NatType, peer: &PeerReport, now: SystemTime) {
@@ -189,6 +189,7 @@ const fn nat_number(nat: NatType) -> i64 {
 mod tests {
     use super::*;
     use crate::publish::tests::report;
+    use crate::report::OwnReport;
 
     #[test]
     fn the_leader_of_kilo_is_a_gateway() {
@@ -202,6 +203,6 @@ mod tests {
         };
         let gateway = report(NatType::Unknown, Vec::new());
         assert_eq!(leader(&gateway).as_deref(), Some("1"));
-        assert_eq!(leader(&Report { is_gateway: false, ..gateway }).as_deref(), Some("0"));
+        assert_eq!(leader(&Report { own: OwnReport::default(), ..gateway }).as_deref(), Some("0"));
     }
 }

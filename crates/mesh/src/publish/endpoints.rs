@@ -11,6 +11,7 @@ use fairlead_keys::PublicKey;
 use fairlead_path::{NatType, is_private};
 
 use super::Facts;
+use crate::desired::OwnEndpoints;
 use crate::observers::{self, OBSERVERS};
 use crate::report::{PeerReport, Report};
 
@@ -32,33 +33,34 @@ const MAX_ENTRY_TERMS: usize = 1000;
 
 /// The one endpoint shown to people, and how it was found.
 pub(super) fn endpoint(facts: &Facts<'_>) -> (Option<String>, EndpointDiscoveryMethod) {
-    if let Some(manual) = &facts.report.manual {
+    if let Some(manual) = &facts.report.configured.manual {
         return (Some(manual.to_string()), EndpointDiscoveryMethod::Manual);
     }
-    let Report { nat, port, host, observed, reflexive, mapped, .. } = facts.report;
+    let (port, nat) = (facts.report.device.port, facts.report.translation.nat);
+    let OwnEndpoints { host, observed, reflexive, mapped, public_ipv4, .. } = &facts.report.endpoints;
     let is_public = |address: &&SocketAddr| !is_private(address.ip());
     let mut by_peers = seen_by_peers(facts.report).filter(is_public);
     let public = reflexive.iter().find(is_public);
-    let instance = facts.report.public_ipv4.map(|address| SocketAddr::new(address.into(), *port));
-    if let Some(instance) = instance.filter(|_| *nat != NatType::Open && public.is_none()) {
+    let instance = public_ipv4.map(|address| SocketAddr::new(address.into(), port));
+    if let Some(instance) = instance.filter(|_| nat != NatType::Open && public.is_none()) {
         return (Some(instance.to_string()), EndpointDiscoveryMethod::AwsMetadata);
     }
     // What the gateway maps is the port of every peer. Where every peer sees the same port anyway, that of STUN comes first.
-    let mapped = mapped.iter().find(is_public).filter(|_| *nat != NatType::Open);
-    if let Some(mapped) = mapped.filter(|_| public.is_none() || *nat == NatType::Symmetric) {
+    let mapped = mapped.iter().find(is_public).filter(|_| nat != NatType::Open);
+    if let Some(mapped) = mapped.filter(|_| public.is_none() || nat == NatType::Symmetric) {
         return (Some(mapped.to_string()), EndpointDiscoveryMethod::Upnp);
     }
     // The port is that of the one server or peer, and no other; the address is right (WireKube publishes the same).
     let shown = |seen: &SocketAddr| match nat {
-        NatType::Symmetric => SocketAddr::new(seen.ip(), *port).to_string(),
+        NatType::Symmetric => SocketAddr::new(seen.ip(), port).to_string(),
         _ => seen.to_string(),
     };
     // A peer on this side of the NAT sees a private address: it never takes the place of a public one.
     let observed = observed.iter().find(is_public).or_else(|| by_peers.next()).or(observed.first());
     let is_outside = |seen: &&SocketAddr| !is_private(seen.ip()) || !host.iter().any(|own| is_public(&own));
     match (public, observed.filter(is_outside), host.first()) {
-        (Some(seen), ..) if *nat != NatType::Open => (Some(shown(seen)), EndpointDiscoveryMethod::Stun),
-        (None, Some(seen), _) if *nat != NatType::Open => {
+        (Some(seen), ..) if nat != NatType::Open => (Some(shown(seen)), EndpointDiscoveryMethod::Stun),
+        (None, Some(seen), _) if nat != NatType::Open => {
             (Some(shown(seen)), EndpointDiscoveryMethod::Observed)
         }
         (.., host) => (host.map(ToString::to_string), EndpointDiscoveryMethod::InternalIp),
@@ -67,20 +69,21 @@ pub(super) fn endpoint(facts: &Facts<'_>) -> (Option<String>, EndpointDiscoveryM
 
 /// Where peers see this node and others may reach it: a symmetric NAT has another port for each of them.
 fn seen_by_peers(report: &Report) -> impl Iterator<Item = &SocketAddr> {
-    report.peer_reflexive.iter().filter(|_| report.nat != NatType::Symmetric)
+    report.endpoints.peer_reflexive.iter().filter(|_| report.translation.nat != NatType::Symmetric)
 }
 
 /// Addresses of the node itself, those that an administrator named, those that gateways mapped, those at which STUN servers and peers see it, and the relay.
 pub(super) fn ice_candidates(report: &Report) -> Vec<IceCandidate> {
-    let is_symmetric = report.nat == NatType::Symmetric;
+    let is_symmetric = report.translation.nat == NatType::Symmetric;
     let priority = if is_symmetric { SYMMETRIC_PRIORITY } else { REFLEXIVE_PRIORITY };
     let candidate = |type_, address: &SocketAddr, priority| IceCandidate {
         type_,
         address: address.to_string(),
         priority,
     };
-    let host = report.host.iter().map(|address| candidate(CandidateType::Host, address, HOST_PRIORITY));
-    let reflexive = report.reflexive.iter().take(MAX_REFLEXIVE);
+    let host =
+        report.endpoints.host.iter().map(|address| candidate(CandidateType::Host, address, HOST_PRIORITY));
+    let reflexive = report.endpoints.reflexive.iter().take(MAX_REFLEXIVE);
     let reflexive = reflexive.map(|address| candidate(CandidateType::Srflx, address, priority));
     let relay = report.relay.as_ref().map(|relay| IceCandidate {
         type_: CandidateType::Relay,
@@ -89,12 +92,17 @@ pub(super) fn ice_candidates(report: &Report) -> Vec<IceCandidate> {
     });
     let by_peers = seen_by_peers(report).take(MAX_REFLEXIVE);
     let by_peers = by_peers.map(|address| candidate(CandidateType::Prflx, address, PEER_REFLEXIVE_PRIORITY));
-    let mapped =
-        report.mapped.iter().map(|address| candidate(CandidateType::Srflx, address, REFLEXIVE_PRIORITY));
-    let chosen = report.extra_endpoints.iter().filter(|address| !report.host.contains(address));
+    let mapped = report
+        .endpoints
+        .mapped
+        .iter()
+        .map(|address| candidate(CandidateType::Srflx, address, REFLEXIVE_PRIORITY));
+    let chosen =
+        report.configured.extra_endpoints.iter().filter(|address| !report.endpoints.host.contains(address));
     let chosen = chosen.map(|address| candidate(CandidateType::Srflx, address, REFLEXIVE_PRIORITY));
-    let is_other =
-        |seen: &IceCandidate| !report.mapped.iter().any(|mapped| mapped.to_string() == seen.address);
+    let is_other = |seen: &IceCandidate| {
+        !report.endpoints.mapped.iter().any(|mapped| mapped.to_string() == seen.address)
+    };
     host.chain(chosen).chain(mapped).chain(reflexive.filter(is_other)).chain(by_peers).chain(relay).collect()
 }
 

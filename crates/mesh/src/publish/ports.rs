@@ -7,10 +7,10 @@ use crate::report::Report;
 
 /// What was measured. What an earlier program has published stays where this one has measured nothing yet.
 pub(super) fn prediction(report: &Report, present: Option<&WireKubePeerStatus>) -> Option<PortPrediction> {
-    if report.nat != NatType::Symmetric {
+    if report.translation.nat != NatType::Symmetric {
         return None;
     }
-    of(&report.measured_ports).or_else(|| present?.port_prediction.clone())
+    of(&report.translation.measured_ports).or_else(|| present?.port_prediction.clone())
 }
 
 /// `None` without two ports.
@@ -39,7 +39,8 @@ mod tests {
         ports: &[u16],
         present: Option<&WireKubePeerStatus>,
     ) -> Option<PortPrediction> {
-        let report = Report { measured_ports: ports.to_vec(), ..report(nat, Vec::new()) };
+        let mut report = report(nat, Vec::new());
+        report.translation.measured_ports = ports.to_vec();
         prediction(&report, present)
     }
 

@@ -1,7 +1,6 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use fairlead_address::AddressFilter;
 use fairlead_api::resources::{CandidateType, EndpointDiscoveryMethod, Granularity, IceCandidate};
 use fairlead_dataplane::wireguard::PortAccess;
 use fairlead_keys::{PeerConfig, PeerState};
@@ -9,11 +8,12 @@ use fairlead_path::{Reason, Status};
 use fairlead_topology::{Problem, Sources};
 
 use super::*;
+use crate::desired::OwnEndpoints;
 use crate::path_port::PathCounters;
-use crate::port_mapping::PortMappings;
 use crate::problem::MeshProblem;
 use crate::relay::RelayTransport;
 use crate::relay_reason::RelayReason;
+use crate::report::{ConfiguredReport, DeviceReport, OwnReport, TranslationReport};
 
 fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
     let config = PeerConfig {
@@ -52,41 +52,37 @@ fn peer(name: &str, state: State, endpoint: &str, news: bool) -> PeerReport {
 
 pub(crate) fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
     Report {
-        backend: Backend::Embedded,
-        backend_reason: None,
-        port_access: Some(PortAccess::Shared),
-        interface: "wire_kube".to_owned(),
-        mtu: 1420,
-        uplink_mtu: 1500,
+        device: DeviceReport {
+            backend: Backend::Embedded,
+            backend_reason: None,
+            port_access: Some(PortAccess::Shared),
+            interface: "wire_kube".to_owned(),
+            mtu: 1420,
+            uplink_mtu: 1500,
+            port: 51820,
+        },
+        endpoints: OwnEndpoints {
+            host: vec!["192.168.1.10:51820".parse().unwrap()],
+            observed: vec!["203.0.113.9:4000".parse().unwrap()],
+            ..OwnEndpoints::default()
+        },
+        translation: TranslationReport { nat, ..TranslationReport::default() },
+        own: OwnReport { is_gateway: true, ..OwnReport::default() },
+        configured: ConfiguredReport::default(),
         saved_at: None,
-        stun: None,
-        port: 51820,
-        nat,
-        published: AddressFilter::default(),
-        host: vec!["192.168.1.10:51820".parse().unwrap()],
-        observed: vec!["203.0.113.9:4000".parse().unwrap()],
-        reflexive: Vec::new(),
-        mapped: Vec::new(),
-        measured_ports: Vec::new(),
-        port_mappings: PortMappings::default(),
-        public_ipv4: None,
-        peer_reflexive: Vec::new(),
-        nat64: Vec::new(),
         peers,
         external: Vec::new(),
-        own_prefixes: Vec::new(),
-        mesh_addresses: Vec::new(),
-        interface_id: None,
-        is_gateway: true,
         prepared_granularity: None,
-        claims: Vec::new(),
         problems: vec![MeshProblem::Plan(Problem::NoKey { node: "n".to_owned() }); 100],
-        manual: None,
-        extra_endpoints: Vec::new(),
-        keepalive: None,
         paths: PathCounters::default(),
         relay: None,
     }
+}
+
+/// A report with other endpoints.
+fn with_endpoints(mut report: Report, change: impl FnOnce(&mut OwnEndpoints)) -> Report {
+    change(&mut report.endpoints);
+    report
 }
 
 const NO: &(dyn Fn(&str, SocketAddr) -> bool + Sync) = &|_, _| false;
@@ -228,7 +224,7 @@ fn the_endpoint_shown_is_manual_or_observed_or_our_own() {
     let open = report(NatType::Open, Vec::new());
     assert_eq!(desired(&facts(&open, NO)).spec.endpoint.as_deref(), Some("192.168.1.10:51820"));
     let reflexive = vec!["203.0.113.9:4500".parse().unwrap()];
-    let stun = desired(&facts(&Report { reflexive: reflexive.clone(), ..behind }, NO));
+    let stun = desired(&facts(&with_endpoints(behind, |it| it.reflexive = reflexive.clone()), NO));
     assert_eq!(stun.spec.endpoint.as_deref(), Some("203.0.113.9:4500"));
     assert_eq!(stun.status.endpoint_discovery_method, Some(EndpointDiscoveryMethod::Stun));
     let candidates = |desired: &Desired| {
@@ -238,14 +234,19 @@ fn the_endpoint_shown_is_manual_or_observed_or_our_own() {
     let host = (CandidateType::Host, "192.168.1.10:51820".to_owned(), 100);
     let seen = |priority| (CandidateType::Srflx, "203.0.113.9:4500".to_owned(), priority);
     assert_eq!(candidates(&stun), [host.clone(), seen(200)]);
-    let symmetric = Report { reflexive, ..report(NatType::Symmetric, Vec::new()) };
+    let symmetric = with_endpoints(report(NatType::Symmetric, Vec::new()), |it| it.reflexive = reflexive);
     let symmetric = desired(&facts(&symmetric, NO));
     assert_eq!(symmetric.spec.endpoint.as_deref(), Some("203.0.113.9:51820"), "the port is a placeholder");
     assert_eq!(candidates(&symmetric), [host, seen(50)]);
     let reflexive = vec!["100.64.0.7:4500".parse().unwrap()];
-    let private = Report { reflexive, ..report(NatType::Cone, Vec::new()) };
+    let private = with_endpoints(report(NatType::Cone, Vec::new()), |it| it.reflexive = reflexive);
     assert_eq!(desired(&facts(&private, NO)).spec.endpoint.as_deref(), Some("203.0.113.9:4000"));
-    let chosen = Report { manual: "node.example:7".parse().ok(), keepalive: Some(0), ..open };
+    let configured = ConfiguredReport {
+        manual: "node.example:7".parse().ok(),
+        keepalive: Some(0),
+        ..ConfiguredReport::default()
+    };
+    let chosen = Report { configured, ..open };
     let manual = desired(&facts(&chosen, NO));
     assert_eq!(manual.spec.persistent_keepalive, 0);
     assert_eq!(manual.spec.endpoint.as_deref(), Some("node.example:7"));
@@ -257,7 +258,9 @@ fn the_endpoint_shown_is_manual_or_observed_or_our_own() {
 fn what_peers_see_is_shown_with_no_symmetric_port_and_no_private_address_for_a_public_one() {
     let shown = |nat, host: &[&str], observed: &[&str]| {
         let parse = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
-        let report = Report { host: parse(host), observed: parse(observed), ..report(nat, Vec::new()) };
+        let report = with_endpoints(report(nat, Vec::new()), |it| {
+            (it.host, it.observed) = (parse(host), parse(observed));
+        });
         desired(&facts(&report, NO)).spec.endpoint.unwrap()
     };
     let (private, public) = ("192.168.1.10:51820", "198.51.100.1:51820");
@@ -306,7 +309,9 @@ fn status_is_bounded_and_lists_connected_peers_of_a_small_mesh() {
 fn what_a_gateway_maps_is_a_candidate_and_the_endpoint_where_nothing_better_is_known() {
     let [mapped, seen] = ["198.51.100.1:4000", "198.51.100.1:51820"].map(|it| it.parse().unwrap());
     let publish = |nat, mapped: SocketAddr, seen: &[SocketAddr]| {
-        let with = Report { mapped: vec![mapped], reflexive: seen.to_vec(), ..report(nat, Vec::new()) };
+        let with = with_endpoints(report(nat, Vec::new()), |it| {
+            (it.mapped, it.reflexive) = (vec![mapped], seen.to_vec());
+        });
         let Desired { spec, status } = desired(&facts(&with, NO));
         let of = |candidate: &IceCandidate| (candidate.address.clone(), candidate.priority);
         let reflexive = |candidate: &&IceCandidate| candidate.type_ == CandidateType::Srflx;
@@ -326,8 +331,10 @@ fn what_a_gateway_maps_is_a_candidate_and_the_endpoint_where_nothing_better_is_k
     assert_eq!((endpoint, method), (mapped_text.0, EndpointDiscoveryMethod::Upnp));
     let on_ec2 = |nat, seen: &[SocketAddr]| {
         let public_ipv4 = Some([198, 51, 100, 1].into());
-        let with =
-            Report { public_ipv4, mapped: vec![mapped], reflexive: seen.to_vec(), ..report(nat, Vec::new()) };
+        let with = with_endpoints(report(nat, Vec::new()), |it| {
+            it.public_ipv4 = public_ipv4;
+            (it.mapped, it.reflexive) = (vec![mapped], seen.to_vec());
+        });
         let spec_and_status = desired(&facts(&with, NO));
         (spec_and_status.spec.endpoint.unwrap(), spec_and_status.status.endpoint_discovery_method.unwrap())
     };
@@ -353,7 +360,9 @@ fn what_a_gateway_maps_is_a_candidate_and_the_endpoint_where_nothing_better_is_k
 fn what_peers_see_is_a_candidate_unless_the_nat_shows_each_of_them_another_port() {
     let publish = |nat| {
         let peer_reflexive = vec!["203.0.113.9:4700".parse().unwrap()];
-        let with = Report { peer_reflexive, observed: Vec::new(), ..report(nat, Vec::new()) };
+        let with = with_endpoints(report(nat, Vec::new()), |it| {
+            (it.peer_reflexive, it.observed) = (peer_reflexive, Vec::new());
+        });
         let Desired { spec, status } = desired(&facts(&with, NO));
         let candidates = status.ice_candidates;
         let by_peers = candidates.iter().filter(|candidate| candidate.type_ == CandidateType::Prflx).count();
@@ -422,7 +431,7 @@ fn a_node_whose_paths_change_all_the_time_writes_rarely_and_its_addresses_at_onc
         }
         if second > 0 && second.is_multiple_of(100) {
             let port = u16::try_from(second).unwrap();
-            seen.reflexive = vec![SocketAddr::from(([203, 0, 113, 9], port))];
+            seen.endpoints.reflexive = vec![SocketAddr::from(([203, 0, 113, 9], port))];
             waiting_since = Some(second);
         }
         let now = Timestamp::from_second(second.into()).unwrap();
@@ -463,7 +472,8 @@ fn another_endpoint_is_written_at_once_though_the_node_has_written_much() {
 fn extra_endpoints_are_candidates_beside_what_the_node_finds() {
     let extra: Vec<SocketAddr> =
         ["198.51.100.1:7", "192.168.1.10:51820"].map(|it| it.parse().unwrap()).to_vec();
-    let with = Report { extra_endpoints: extra, ..report(NatType::Symmetric, Vec::new()) };
+    let configured = ConfiguredReport { extra_endpoints: extra, ..ConfiguredReport::default() };
+    let with = Report { configured, ..report(NatType::Symmetric, Vec::new()) };
     let published = desired(&facts(&with, NO));
     let candidates: Vec<(CandidateType, &str)> =
         published.status.ice_candidates.iter().map(|it| (it.type_, it.address.as_str())).collect();

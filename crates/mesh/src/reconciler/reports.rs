@@ -18,7 +18,7 @@ use crate::gateways;
 use crate::kernel::Kernel;
 use crate::problem::MeshProblem;
 use crate::relay_reason::{RelayReason, Situation};
-use crate::report::{PeerReport, Report};
+use crate::report::{ConfiguredReport, DeviceReport, OwnReport, PeerReport, Report, TranslationReport};
 
 /// Peers of which the device is asked why this host cannot send to them, in each report. Each is a question to its packet loop.
 const MAX_SEND_ERRORS: usize = 32;
@@ -27,7 +27,6 @@ impl<K: Kernel> Mesh<K> {
     pub(super) fn report(&self, now: Instant) -> Option<Report> {
         let (planned, open) = (self.planned.as_ref()?, self.device.device.as_ref()?);
         let Planned { inputs, host, own_addresses, desired, .. } = planned;
-        let interface = open.device.interface().to_owned();
         let relay = inputs.settings.relay.as_ref().map(|relay| self.paths.relay().report(relay));
         let peers = self.report_peers(planned, &*open.device, now);
         let relay_problems = relay.iter().flat_map(|relay| relay.problems(now));
@@ -36,46 +35,50 @@ impl<K: Kernel> Mesh<K> {
         let is_lasting = |peer: &&PeerReport| !has_relay || peer.path.route_mtu.is_some();
         let path_mtu = peers.iter().filter(is_lasting).filter_map(|peer| peer.path_mtu(open.mtu));
         let problems = desired.problems.iter().chain(&open.problems).cloned().chain(relay_problems);
+        let problems = problems
+            .chain(path_mtu)
+            .chain(self.listen_port.problem(host.port))
+            .chain(self.bypassed(desired))
+            .chain(self.kernel.forwarding_problems().into_iter().map(MeshProblem::Forwarding))
+            .chain(self.gateways.problems(desired, open.device.backend(), self.device.refusal()))
+            .chain(self.encapsulation.problems(&desired.tunnels, &self.paths, now))
+            .collect();
         Some(Report {
-            backend: open.device.backend(),
-            backend_reason: self.device.reason(gateways::several(desired)),
-            port_access: open.port_access,
-            interface,
-            mtu: open.mtu,
-            uplink_mtu: host.uplink_mtu(),
-            stun: own_addresses.stun.clone(),
-            port: host.port,
-            nat: self.nat,
-            measured_ports: self.paths.measured_ports(),
-            published: inputs.filters().published,
-            host: desired.host.clone(),
-            observed: desired.observed.clone(),
-            reflexive: desired.reflexive.clone(),
-            mapped: desired.mapped.clone(),
-            port_mappings: inputs.port_mappings.clone(),
-            public_ipv4: desired.public_ipv4,
-            peer_reflexive: desired.peer_reflexive.clone(),
-            nat64: desired.nat64.prefixes.clone(),
-            own_prefixes: desired.own_prefixes.clone(),
-            claims: inputs.claims.clone(),
-            mesh_addresses: desired.mesh_addresses.iter().map(IpNet::addr).collect(),
-            interface_id: inputs.interface_id,
-            is_gateway: desired.is_gateway,
+            device: DeviceReport {
+                backend: open.device.backend(),
+                backend_reason: self.device.reason(gateways::several(desired)),
+                port_access: open.port_access,
+                interface: open.device.interface().to_owned(),
+                mtu: open.mtu,
+                uplink_mtu: host.uplink_mtu(),
+                port: host.port,
+            },
+            endpoints: desired.endpoints.clone(),
+            translation: TranslationReport {
+                nat: self.nat,
+                measured_ports: self.paths.measured_ports(),
+                stun: own_addresses.stun.clone(),
+                port_mappings: inputs.port_mappings.clone(),
+                nat64: desired.own_side.view.nat64.prefixes.clone(),
+            },
+            own: OwnReport {
+                prefixes: desired.own_prefixes.clone(),
+                claims: inputs.claims.clone(),
+                mesh_addresses: desired.mesh_addresses.iter().map(IpNet::addr).collect(),
+                interface_id: inputs.interface_id,
+                is_gateway: desired.gateways.is_gateway,
+            },
+            configured: ConfiguredReport {
+                published: inputs.filters().published,
+                manual: inputs.manual.clone(),
+                extra_endpoints: inputs.extra_endpoints.clone(),
+                keepalive: inputs.keepalive,
+            },
             prepared_granularity: self.granularity.prepared(),
-            problems: problems
-                .chain(path_mtu)
-                .chain(self.listen_port.problem(host.port))
-                .chain(self.bypassed(desired))
-                .chain(self.kernel.forwarding_problems().into_iter().map(MeshProblem::Forwarding))
-                .chain(self.gateways.problems(desired, open.device.backend(), self.device.refusal()))
-                .chain(self.encapsulation.problems(&desired.tunnels, &self.paths, now))
-                .collect(),
+            problems,
             saved_at: inputs.saved_at,
             peers,
             external: self.report_external(desired),
-            manual: inputs.manual.clone(),
-            extra_endpoints: inputs.extra_endpoints.clone(),
-            keepalive: inputs.keepalive,
             paths: self.paths.port().counters(),
             relay,
         })
@@ -105,13 +108,13 @@ impl<K: Kernel> Mesh<K> {
     fn report_peers(&self, planned: &Planned, device: &dyn WireGuardDevice, now: Instant) -> Vec<PeerReport> {
         let encapsulated = self.encapsulation.routes(&planned.desired);
         let encapsulated: BTreeSet<IpNet> = encapsulated.into_iter().map(|it| it.destination).collect();
-        let plain = &planned.desired.plain_prefixes() | &encapsulated;
+        let plain = &planned.desired.traffic.plain_prefixes() | &encapsulated;
         let used = planned.desired.peers.iter().filter(|(key, _)| !planned.desired.added.contains(*key));
         let peers = used.filter_map(|(key, peer)| {
             let (path, device) = self.paths.status(key, now)?;
             let endpoint = device.as_ref().and_then(|device| device.config.endpoint);
             let relay = endpoint.and_then(|endpoint| self.paths.relay_transport(endpoint));
-            let original = endpoint.map(|endpoint| planned.desired.nat64.original(endpoint));
+            let original = endpoint.map(|endpoint| planned.desired.own_side.view.nat64.original(endpoint));
             let is_news =
                 |endpoint: &SocketAddr| relay.is_none() && planned.desired.publishes(peer, *endpoint);
             Some(PeerReport {

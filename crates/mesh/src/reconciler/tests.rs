@@ -52,7 +52,7 @@ fn a_change_is_one_batch_and_the_same_again_is_none() {
     let kernel = Shared::default();
     let (mut mesh, now) = (mesh(&kernel), Instant::now());
     let report = mesh.reconcile(&three(), now).unwrap();
-    assert_eq!((report.backend, report.mtu, report.peers.len()), (Backend::Embedded, 1420, 2));
+    assert_eq!((report.device.backend, report.device.mtu, report.peers.len()), (Backend::Embedded, 1420, 2));
     {
         let mut kernel = kernel.lock().unwrap();
         assert_eq!(kernel.opened, ["wire_kube"]);
@@ -95,7 +95,7 @@ fn a_new_mtu_opens_the_device_again() {
     narrower.settings.mtu = 1300;
     let report = mesh.reconcile(&Arc::new(narrower), now).unwrap();
     assert_eq!(kernel.lock().unwrap().opened, ["wire_kube", "wire_kube"]);
-    assert_eq!((report.mtu, report.problems), (1300, vec![]));
+    assert_eq!((report.device.mtu, report.problems), (1300, vec![]));
 }
 
 /// As the embedded one is. A plan takes time, in which packets would be lost, and the endpoints in use may be no candidates.
@@ -141,7 +141,7 @@ fn a_new_name_replaces_the_device_while_packets_stay_marked() {
     let (mut mesh, now) = (mesh(&kernel), Instant::now());
     mesh.reconcile(&three(), now).unwrap();
     let report = mesh.reconcile(&renamed(), now).unwrap();
-    assert_eq!(report.interface, "other");
+    assert_eq!(report.device.interface, "other");
     let kernel = kernel.lock().unwrap();
     assert_eq!(kernel.opened, ["wire_kube", "other"]);
     assert_eq!((kernel.deleted.as_slice(), kernel.removals), (&["wire_kube".to_owned()][..], 0));
@@ -312,7 +312,7 @@ fn what_stun_servers_answer_is_reported_after_one_more_plan() {
     // The first opens the device, the second knows its socket.
     mesh.reconcile(&inputs, now).unwrap();
     let report = mesh.reconcile(&inputs, now).unwrap();
-    assert_eq!((report.nat, report.reflexive.len()), (NatType::Unknown, 0));
+    assert_eq!((report.translation.nat, report.endpoints.reflexive.len()), (NatType::Unknown, 0));
     wake(&mut mesh, true, now).unwrap();
     let mut requests = socket.sent.lock().unwrap().clone();
     requests.retain(|(_, datagram)| stun::is_stun(datagram));
@@ -328,8 +328,8 @@ fn what_stun_servers_answer_is_reported_after_one_more_plan() {
     assert!(mesh.is_outdated());
     let report = mesh.reconcile(&inputs, now).unwrap();
     assert!(!mesh.is_outdated());
-    assert_eq!((report.nat, mesh.plans - plans), (NatType::Cone, 1));
-    assert_eq!(report.reflexive, ["203.0.113.1:4000".parse().unwrap()]);
+    assert_eq!((report.translation.nat, mesh.plans - plans), (NatType::Cone, 1));
+    assert_eq!(report.endpoints.reflexive, ["203.0.113.1:4000".parse().unwrap()]);
     mesh.reconcile(&inputs, now).unwrap();
     assert_eq!(mesh.plans - plans, 1, "the same answers change nothing");
 }

@@ -33,23 +33,23 @@ pub(super) fn netcheck(node: &str, report: &Report) -> NetcheckResponse {
     };
     NetcheckResponse {
         node: node.to_owned(),
-        wireguard: backend_name(report.backend).to_owned(),
-        listen_port: u32::from(report.port),
-        nat_type: nat_name(report.nat).to_owned(),
+        wireguard: backend_name(report.device.backend).to_owned(),
+        listen_port: u32::from(report.device.port),
+        nat_type: nat_name(report.translation.nat).to_owned(),
         udp: overall.name().to_owned(),
-        has_path_socket: report.stun.is_some(),
+        has_path_socket: report.translation.stun.is_some(),
         families: families.into_iter().map(|(family, _)| family).collect(),
         port_mappings: describe_port_mappings(report),
         relays: report.relay.as_ref().map(describe_relay).into_iter().collect(),
-        uplink_mtu: report.uplink_mtu,
-        mtu: report.mtu,
-        nat64_prefixes: report.nat64.iter().map(ToString::to_string).collect(),
+        uplink_mtu: report.device.uplink_mtu,
+        mtu: report.device.mtu,
+        nat64_prefixes: report.translation.nat64.iter().map(ToString::to_string).collect(),
     }
 }
 
 fn family(report: &Report, is_ipv4: bool) -> AddressFamily {
     let of_family = |address: &&SocketAddr| address.is_ipv4() == is_ipv4;
-    let host: Vec<SocketAddr> = report.host.iter().filter(of_family).copied().collect();
+    let host: Vec<SocketAddr> = report.endpoints.host.iter().filter(of_family).copied().collect();
     let seen: Vec<Seen> = stun(report, is_ipv4)
         .filter_map(|(server, answer)| match answer {
             StunAnswer::Mapped(address) if address.is_ipv4() == is_ipv4 => {
@@ -58,14 +58,16 @@ fn family(report: &Report, is_ipv4: bool) -> AddressFamily {
             _ => None,
         })
         .collect();
-    let by_peers = report.observed.iter().chain(&report.peer_reflexive).filter(of_family);
+    let by_peers = report.endpoints.observed.iter().chain(&report.endpoints.peer_reflexive).filter(of_family);
     let mut by_peers: Vec<String> =
         by_peers.filter(|address| !host.contains(address)).map(ToString::to_string).collect();
     by_peers.sort_unstable();
     by_peers.dedup();
     // What the NAT lets in was tested with a relay, and says something of a NAT with one mapping only.
     let nat = match classify(&host, &seen) {
-        NatType::Cone if is_ipv4 && report.nat == NatType::PortRestrictedCone => report.nat,
+        NatType::Cone if is_ipv4 && report.translation.nat == NatType::PortRestrictedCone => {
+            report.translation.nat
+        }
         nat => nat,
     };
     AddressFamily {
@@ -79,7 +81,7 @@ fn family(report: &Report, is_ipv4: bool) -> AddressFamily {
 }
 
 fn stun(report: &Report, is_ipv4: bool) -> impl Iterator<Item = (SocketAddr, StunAnswer)> {
-    let all = report.stun.iter().flatten().map(|(server, answer)| (*server, *answer));
+    let all = report.translation.stun.iter().flatten().map(|(server, answer)| (*server, *answer));
     all.filter(move |(server, _)| server.is_ipv4() == is_ipv4)
 }
 
@@ -93,7 +95,7 @@ fn udp(report: &Report, is_ipv4: bool) -> Udp {
     };
     if asked.any(|answer| answer != StunAnswer::Missing) || report.peers.iter().any(is_direct) {
         Udp::Works
-    } else if was_asked && report.host.iter().any(|address| address.is_ipv4() == is_ipv4) {
+    } else if was_asked && report.endpoints.host.iter().any(|address| address.is_ipv4() == is_ipv4) {
         Udp::Blocked
     } else {
         Udp::Unknown
@@ -131,9 +133,10 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn with(stun: &[(&str, StunAnswer)], report: Report) -> Report {
+    fn with(stun: &[(&str, StunAnswer)], mut report: Report) -> Report {
         let stun = stun.iter().map(|(server, answer)| (address(server), *answer)).collect();
-        Report { stun: Some(stun), ..report }
+        report.translation.stun = Some(stun);
+        report
     }
 
     fn udp_of(report: &Report) -> (String, Vec<String>) {

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use fairlead_address::AddressFilter;
 use fairlead_dataplane::wireguard::{Backend, PortAccess};
 use fairlead_keys::{PeerConfig, PeerState, PublicKey};
+use fairlead_mesh::desired::OwnEndpoints;
 use fairlead_mesh::path_port::PathCounters;
-use fairlead_mesh::port_mapping::PortMappings;
-use fairlead_mesh::report::{PeerReport, Report};
+use fairlead_mesh::report::{
+    ConfiguredReport, DeviceReport, OwnReport, PeerReport, Report, TranslationReport,
+};
 use fairlead_path::{NatType, Reason, State, Status};
 use fairlead_topology::Sources;
 
@@ -47,38 +48,28 @@ pub(crate) fn peer() -> PeerReport {
 /// The report of a mesh with these peers.
 pub(crate) fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
     Report {
-        backend: Backend::Embedded,
-        backend_reason: None,
-        port_access: Some(PortAccess::Shared),
-        interface: "wire_kube".to_owned(),
-        mtu: 1420,
-        uplink_mtu: 1500,
+        device: DeviceReport {
+            backend: Backend::Embedded,
+            backend_reason: None,
+            port_access: Some(PortAccess::Shared),
+            interface: "wire_kube".to_owned(),
+            mtu: 1420,
+            uplink_mtu: 1500,
+            port: 51820,
+        },
+        endpoints: OwnEndpoints {
+            host: vec!["192.168.1.10:51820".parse().unwrap()],
+            observed: vec!["203.0.113.9:4000".parse().unwrap()],
+            ..OwnEndpoints::default()
+        },
+        translation: TranslationReport { nat, ..TranslationReport::default() },
+        own: OwnReport { is_gateway: true, ..OwnReport::default() },
+        configured: ConfiguredReport::default(),
         saved_at: None,
-        stun: None,
-        port: 51820,
-        nat,
-        published: AddressFilter::default(),
-        host: vec!["192.168.1.10:51820".parse().unwrap()],
-        observed: vec!["203.0.113.9:4000".parse().unwrap()],
-        reflexive: Vec::new(),
-        mapped: Vec::new(),
-        measured_ports: Vec::new(),
-        port_mappings: PortMappings::default(),
-        public_ipv4: None,
-        peer_reflexive: Vec::new(),
-        nat64: Vec::new(),
         peers,
         external: Vec::new(),
-        own_prefixes: Vec::new(),
-        mesh_addresses: Vec::new(),
-        interface_id: None,
-        is_gateway: true,
         prepared_granularity: None,
-        claims: Vec::new(),
         problems: Vec::new(),
-        manual: None,
-        extra_endpoints: Vec::new(),
-        keepalive: None,
         paths: PathCounters::default(),
         relay: None,
     }

@@ -4,13 +4,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use fairlead_address::AddressFilter;
 use fairlead_dataplane::wireguard::Backend;
 use fairlead_keys::{PeerConfig, PeerState, PublicKey};
+use fairlead_mesh::desired::OwnEndpoints;
 use fairlead_mesh::path_port::PathCounters;
-use fairlead_mesh::port_mapping::PortMappings;
 use fairlead_mesh::publish::{Facts, desired, observes, urgency};
-use fairlead_mesh::report::{PeerReport, Report};
+use fairlead_mesh::report::{
+    ConfiguredReport, DeviceReport, OwnReport, PeerReport, Report, TranslationReport,
+};
 use fairlead_path::{NatType, Reason, State, Status};
 use fairlead_topology::Sources;
 
@@ -99,38 +100,24 @@ fn report(nodes: usize, failed: bool) -> Report {
 /// A report with these peers, and nothing else that is of interest.
 pub(crate) fn report_of(peers: Vec<PeerReport>) -> Report {
     Report {
-        backend: Backend::Embedded,
-        backend_reason: None,
-        port_access: None,
-        interface: "wire_kube".to_owned(),
-        mtu: 1420,
-        uplink_mtu: 1500,
-        stun: None,
-        port: 51820,
-        nat: NatType::Cone,
-        published: AddressFilter::default(),
-        host: Vec::new(),
-        observed: Vec::new(),
-        reflexive: Vec::new(),
-        mapped: Vec::new(),
-        measured_ports: Vec::new(),
-        public_ipv4: None,
-        port_mappings: PortMappings::default(),
-        peer_reflexive: Vec::new(),
-        nat64: Vec::new(),
+        device: DeviceReport {
+            backend: Backend::Embedded,
+            backend_reason: None,
+            port_access: None,
+            interface: "wire_kube".to_owned(),
+            mtu: 1420,
+            uplink_mtu: 1500,
+            port: 51820,
+        },
+        endpoints: OwnEndpoints::default(),
+        translation: TranslationReport { nat: NatType::Cone, ..TranslationReport::default() },
+        own: OwnReport { is_gateway: true, ..OwnReport::default() },
+        configured: ConfiguredReport::default(),
         peers,
         external: Vec::new(),
-        own_prefixes: Vec::new(),
-        claims: Vec::new(),
-        mesh_addresses: Vec::new(),
-        interface_id: None,
-        is_gateway: true,
         prepared_granularity: None,
         problems: Vec::new(),
         saved_at: None,
-        manual: None,
-        extra_endpoints: Vec::new(),
-        keepalive: None,
         paths: PathCounters::default(),
         relay: None,
     }

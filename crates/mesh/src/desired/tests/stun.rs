@@ -21,13 +21,16 @@ fn mapped(address: &str) -> StunAnswer {
 fn stun_servers_show_the_nat_and_where_this_node_is_reached() {
     let desired = |stun| Desired::new(&inputs([member(1), member(2)]), &host(), Held::default(), &stun);
     let cone = desired(answers([mapped("203.0.113.1:4000"); 2]));
-    assert_eq!((cone.nat, cone.reflexive), (NatType::Cone, vec!["203.0.113.1:4000".parse().unwrap()]));
+    assert_eq!(
+        (cone.nat, cone.endpoints.reflexive),
+        (NatType::Cone, vec!["203.0.113.1:4000".parse().unwrap()])
+    );
     let symmetric = desired(answers([mapped("203.0.113.1:4000"), mapped("203.0.113.1:4001")]));
-    assert_eq!((symmetric.nat, symmetric.reflexive.len()), (NatType::Symmetric, 2));
+    assert_eq!((symmetric.nat, symmetric.endpoints.reflexive.len()), (NatType::Symmetric, 2));
     let open = desired(answers([mapped("10.0.0.1:51820"); 2]));
-    assert_eq!((open.nat, open.reflexive), (NatType::Open, Vec::new()));
+    assert_eq!((open.nat, open.endpoints.reflexive), (NatType::Open, Vec::new()));
     let one = desired(answers([mapped("203.0.113.1:4000"), StunAnswer::Missing]));
-    assert_eq!((one.nat, one.reflexive.len(), one.problems), (NatType::Unknown, 1, Vec::new()));
+    assert_eq!((one.nat, one.endpoints.reflexive.len(), one.problems), (NatType::Unknown, 1, Vec::new()));
 }
 
 #[test]
@@ -35,7 +38,7 @@ fn a_translation_between_families_says_nothing_of_the_nat_of_either() {
     let server = "[2001:db8::5]:3478".parse().unwrap();
     let stun = by_stun(Some([(server, mapped("203.0.113.1:4000"))].into()));
     let desired = Desired::new(&inputs([member(1)]), &host(), Held::default(), &stun);
-    assert_eq!((desired.nat, desired.reflexive.len()), (NatType::Unknown, 1));
+    assert_eq!((desired.nat, desired.endpoints.reflexive.len()), (NatType::Unknown, 1));
 }
 
 #[test]
@@ -85,16 +88,19 @@ fn a_mapped_port_is_a_candidate_and_says_nothing_of_the_nat() {
         Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default())
     };
     let with = plan("198.51.100.1:4000");
-    assert_eq!((with.mapped, with.nat == NatType::Symmetric), (vec![mapped], false));
+    assert_eq!((with.endpoints.mapped, with.nat == NatType::Symmetric), (vec![mapped], false));
     assert_eq!(plan("192.0.2.1:4000").nat, NatType::Symmetric, "two ports seen are two mappings");
-    assert!(plan("10.0.0.1:51820").mapped.is_empty(), "an address of this host is not published twice");
+    assert!(
+        plan("10.0.0.1:51820").endpoints.mapped.is_empty(),
+        "an address of this host is not published twice"
+    );
 }
 
 #[test]
 fn the_public_address_of_an_instance_is_a_candidate_with_the_port_of_wireguard() {
     let inputs = Inputs { public_ipv4: Some([198, 51, 100, 1].into()), ..inputs([member(1)]) };
     let desired = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default());
-    assert_eq!(desired.mapped, ["198.51.100.1:51820".parse().unwrap()]);
+    assert_eq!(desired.endpoints.mapped, ["198.51.100.1:51820".parse().unwrap()]);
 }
 
 #[test]
@@ -108,7 +114,7 @@ fn where_peers_see_this_node_is_published_once_and_never_an_address_of_a_pod() {
     let inputs = inputs([member(1), block]);
     let seen = |stun: StunAnswer| {
         let own = OwnAddresses { peers: peers.clone(), ..answers([stun; 2]) };
-        Desired::new(&inputs, &host(), Held::default(), &own).peer_reflexive
+        Desired::new(&inputs, &host(), Held::default(), &own).endpoints.peer_reflexive
     };
     let expected = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<_>>();
     assert_eq!(seen(mapping), expected(&["203.0.113.2:4000"]));

@@ -31,7 +31,7 @@ fn a_node_that_becomes_a_gateway_changes_to_the_embedded_one_once_and_for_all() 
     let kernel = with_wireguard();
     let (mut node, now) = (mesh(&kernel), Instant::now());
     let report = node.reconcile(&locations(Granularity::Full), now).unwrap();
-    assert_eq!((report.backend, report.backend_reason), (Backend::Kernel, None));
+    assert_eq!((report.device.backend, report.device.backend_reason), (Backend::Kernel, None));
     let roamed: SocketAddr = "203.0.113.9:40000".parse().unwrap();
     let before = {
         let mut kernel = kernel.lock().unwrap();
@@ -43,8 +43,8 @@ fn a_node_that_becomes_a_gateway_changes_to_the_embedded_one_once_and_for_all() 
     };
 
     let report = node.reconcile(&locations(Granularity::Location), now).unwrap();
-    assert_eq!(report.backend, Backend::Embedded);
-    assert!(report.backend_reason.is_some_and(|reason| reason.contains("several gateways")));
+    assert_eq!(report.device.backend, Backend::Embedded);
+    assert!(report.device.backend_reason.is_some_and(|reason| reason.contains("several gateways")));
     assert_eq!(reasons(&report), [""; 0]);
     {
         let mut kernel = kernel.lock().unwrap();
@@ -64,10 +64,10 @@ fn a_node_that_becomes_a_gateway_changes_to_the_embedded_one_once_and_for_all() 
     // Neither other gateways nor another program change it back.
     node.reconcile(&locations(Granularity::Full), now).unwrap();
     let last = node.reconcile(&locations(Granularity::Full), now + Duration::from_secs(10)).unwrap();
-    assert_eq!((last.backend, last.backend_reason), (Backend::Embedded, None));
+    assert_eq!((last.device.backend, last.device.backend_reason), (Backend::Embedded, None));
     for granularity in [Granularity::Location, Granularity::Full] {
         let report = mesh(&kernel).reconcile(&locations(granularity), now).unwrap();
-        assert_eq!(report.backend, Backend::Embedded);
+        assert_eq!(report.device.backend, Backend::Embedded);
     }
     assert!(kernel.lock().unwrap().deleted.is_empty());
 }
@@ -78,7 +78,7 @@ fn the_kernel_s_stays_where_it_was_chosen_and_the_problem_says_what_to_do() {
     let device = DeviceSlot::new(Preference::Kernel, PathBuf::from("/nonexistent"));
     let mut node = Mesh::new(FakeKernel(Arc::clone(&kernel)), device, paths());
     let report = node.reconcile(&locations(Granularity::Location), Instant::now()).unwrap();
-    assert_eq!((report.backend, reasons(&report)), (Backend::Kernel, vec!["GatewaysNeedEmbedded"]));
+    assert_eq!((report.device.backend, reasons(&report)), (Backend::Kernel, vec!["GatewaysNeedEmbedded"]));
     assert!(report.problems[0].to_string().contains("without --wireguard=kernel"), "{}", report.problems[0]);
 }
 
@@ -89,7 +89,10 @@ fn where_the_embedded_one_cannot_be_started_the_kernel_s_stays_until_it_can_be()
     let (mut node, inputs, start) = (mesh(&kernel), locations(Granularity::Location), Instant::now());
     for second in [0, 1, 59, 60, 61, 119] {
         let report = node.reconcile(&inputs, start + Duration::from_secs(second)).unwrap();
-        assert_eq!((report.backend, reasons(&report)), (Backend::Kernel, vec!["GatewaysNeedEmbedded"]));
+        assert_eq!(
+            (report.device.backend, reasons(&report)),
+            (Backend::Kernel, vec!["GatewaysNeedEmbedded"])
+        );
         let problem = report.problems[0].to_string();
         assert!(problem.contains("cannot be started (") && problem.contains("the test says so"), "{problem}");
     }
@@ -99,7 +102,7 @@ fn where_the_embedded_one_cannot_be_started_the_kernel_s_stays_until_it_can_be()
         kernel.refuse_embedded = false;
     }
     let report = node.reconcile(&inputs, start + Duration::from_secs(120)).unwrap();
-    assert_eq!((report.backend, reasons(&report)), (Backend::Embedded, vec![]));
+    assert_eq!((report.device.backend, reasons(&report)), (Backend::Embedded, vec![]));
 }
 
 #[test]
@@ -113,11 +116,14 @@ fn where_it_cannot_be_made_although_it_seemed_so_the_kernel_s_is_made_again_and_
     kernel.lock().unwrap().refuse_open = false;
     for minute in [0, 1, 59] {
         let report = node.reconcile(&inputs, start + Duration::from_secs(minute * 60)).unwrap();
-        assert_eq!((report.backend, reasons(&report)), (Backend::Kernel, vec!["GatewaysNeedEmbedded"]));
+        assert_eq!(
+            (report.device.backend, reasons(&report)),
+            (Backend::Kernel, vec!["GatewaysNeedEmbedded"])
+        );
     }
     assert_eq!(kernel.lock().unwrap().deleted.len(), 1);
     assert_eq!(
-        node.reconcile(&inputs, start + Duration::from_secs(3600)).unwrap().backend,
+        node.reconcile(&inputs, start + Duration::from_secs(3600)).unwrap().device.backend,
         Backend::Embedded
     );
 }
@@ -129,7 +135,7 @@ fn a_node_that_prepares_for_several_gateways_changes_before_they_are_used() {
     let mut inputs = Inputs::clone(&locations(Granularity::Full));
     inputs.settings.topology.granularity = Granularity::Location;
     let (mut node, now) = (mesh(&kernel), Instant::now());
-    assert_eq!(node.reconcile(&Arc::new(inputs), now).unwrap().backend, Backend::Embedded);
+    assert_eq!(node.reconcile(&Arc::new(inputs), now).unwrap().device.backend, Backend::Embedded);
 }
 
 /// While the granularity changes each node accepts packets by more than one way. That is over soon.
@@ -144,6 +150,6 @@ fn a_change_of_the_granularity_needs_no_embedded_one_where_no_node_is_behind_gat
         inputs.settings.granularity = granularity(used);
         inputs.settings.topology.granularity = granularity(wanted);
         let report = node.reconcile(&Arc::new(inputs.clone()), now).unwrap();
-        assert_eq!((report.backend, reasons(&report)), (Backend::Kernel, vec![]));
+        assert_eq!((report.device.backend, reasons(&report)), (Backend::Kernel, vec![]));
     }
 }
