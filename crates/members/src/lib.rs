@@ -3,7 +3,7 @@
 //! A source ([`MemberSource`]) says what it knows as [`MemberRecord`]s. [`merged`] asks all of them; [`fairlead_topology::merge`]
 //! makes one member of all records of an identity. [`kubernetes`] has the nodes and the most authority, [`external_peers`] the
 //! Peers of Kilo, [`static_peers`] those of a file, [`discovery`] the least authority. [`departures`] remembers who left,
-//! [`membership`] has all of it for the mesh, and [`provenance`] what users see of the sources.
+//! [`membership`] has all of it for the mesh, [`saved`] keeps it in files, and [`provenance`] what users see of the sources.
 //!
 //! Data comes from watch caches ([`cached_peer`], [`cached_block`] and others keep of objects what is read), a file, and what
 //! discovery services tell. It goes to the mesh and to the built-in router, and by way of [`configuration`] to the command line,
@@ -27,6 +27,7 @@ pub mod nodes;
 pub mod preshared_keys;
 mod problem;
 pub mod provenance;
+pub mod saved;
 pub mod static_peers;
 
 use std::collections::BTreeSet;

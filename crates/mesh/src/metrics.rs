@@ -65,15 +65,30 @@ struct InState {
 /// See [`Self::register`] for what each means.
 #[derive(Debug, Clone)]
 pub struct MeshMetrics {
-    peers: Family<InState, Gauge>,
-    external_peers: Family<InState, Gauge>,
-    peer_up: Family<Peer, Gauge>,
-    peer_handshake: Family<Peer, Gauge<f64, AtomicU64>>,
-    peer_received: Family<Peer, Counter>,
-    peer_sent: Family<Peer, Counter>,
+    peers: PeerMetrics,
     problems: Gauge,
     port_access: Family<Access, Gauge>,
     netlink_changes: Counter,
+    paths: PathMetrics,
+    relay: RelayMetrics,
+    discovery: DiscoveryMetrics,
+    compatible: CompatibleMetrics,
+}
+
+/// Peers by their tunnels, and each of at most [`MAX_PEERS`].
+#[derive(Debug, Clone)]
+struct PeerMetrics {
+    count: Family<InState, Gauge>,
+    external: Family<InState, Gauge>,
+    up: Family<Peer, Gauge>,
+    handshake: Family<Peer, Gauge<f64, AtomicU64>>,
+    received: Family<Peer, Counter>,
+    sent: Family<Peer, Counter>,
+}
+
+/// Path probes, attempts and changes of endpoints.
+#[derive(Debug, Clone)]
+struct PathMetrics {
     endpoint_changes: Family<ForReason, Counter>,
     time_to_direct: Histogram,
     birthday_attempts: Family<WithResult, Counter>,
@@ -81,62 +96,63 @@ pub struct MeshMetrics {
     received_probes: Family<OfKind, Counter>,
     dropped_probes: Family<ForReason, Counter>,
     both_ways: Family<WithResult, Counter>,
-    relay_connected: Gauge,
-    relay_received: Counter,
-    relay_sent: Counter,
-    relay_dropped: Counter,
-    discovery_connected: Family<AtServer, Gauge>,
-    discovery_members: Family<AtServer, Gauge>,
-    compatible: CompatibleMetrics,
 }
 
-impl MeshMetrics {
-    /// Declares them in `all`.
-    pub fn register(all: &mut Registry) -> Self {
-        let compatible = CompatibleMetrics::register(all);
-        let ours = all.sub_registry_with_prefix("fairlead");
-        let handshake = "When the last handshake with the peer completed";
-        let received = "What the WireGuard device received from the peer since it was added";
-        let sent = "What the WireGuard device sent to the peer since it was added";
-        let changes = "Messages that changed kernel state since the start";
-        let count = "Peers by the state of their tunnel";
+/// The link to the relay.
+#[derive(Debug, Clone)]
+struct RelayMetrics {
+    connected: Gauge,
+    received: Counter,
+    sent: Counter,
+    dropped: Counter,
+}
+
+/// Discovery services by their servers.
+#[derive(Debug, Clone)]
+struct DiscoveryMetrics {
+    connected: Family<AtServer, Gauge>,
+    members: Family<AtServer, Gauge>,
+}
+
+impl PeerMetrics {
+    fn register(ours: &mut Registry) -> Self {
         Self {
-            peers: register(ours, "peers", count, Family::default()),
-            external_peers: register(
+            count: register(ours, "peers", "Peers by the state of their tunnel", Family::default()),
+            external: register(
                 ours,
                 "external_peers",
                 "Peers outside of the cluster by the state of their session: up, or down, which one that sends nothing is, too",
                 Family::default(),
             ),
-            peer_up: register(ours, "peer_up", "Whether the tunnel to the peer works", Family::default()),
-            peer_handshake: register_with_unit(
+            up: register(ours, "peer_up", "Whether the tunnel to the peer works", Family::default()),
+            handshake: register_with_unit(
                 ours,
                 "peer_last_handshake_timestamp",
-                handshake,
+                "When the last handshake with the peer completed",
                 Unit::Seconds,
                 Family::default(),
             ),
-            peer_received: register_with_unit(
+            received: register_with_unit(
                 ours,
                 "peer_received",
-                received,
+                "What the WireGuard device received from the peer since it was added",
                 Unit::Bytes,
                 Family::default(),
             ),
-            peer_sent: register_with_unit(ours, "peer_sent", sent, Unit::Bytes, Family::default()),
-            problems: register(
+            sent: register_with_unit(
                 ours,
-                "mesh_problems",
-                "Problems that `fairlead status` explains",
-                Gauge::default(),
-            ),
-            port_access: register(
-                ours,
-                "wireguard_port_access",
-                "Whether path probes share the WireGuard port in this way: rules of nftables, raw sockets, or the device's own sockets",
+                "peer_sent",
+                "What the WireGuard device sent to the peer since it was added",
+                Unit::Bytes,
                 Family::default(),
             ),
-            netlink_changes: register(ours, "netlink_changes", changes, Counter::default()),
+        }
+    }
+}
+
+impl PathMetrics {
+    fn register(ours: &mut Registry) -> Self {
+        Self {
             endpoint_changes: register(
                 ours,
                 "peer_endpoint_changes",
@@ -180,51 +196,97 @@ impl MeshMetrics {
                 "Packets of the embedded WireGuard whose path was in doubt, by result: Sent over the relay as well, or HeldBack by the limit",
                 Family::default(),
             ),
-            relay_connected: register(
+        }
+    }
+}
+
+impl RelayMetrics {
+    fn register(ours: &mut Registry) -> Self {
+        Self {
+            connected: register(
                 ours,
                 "relay_client_connected",
                 "Whether this node is connected to the relay of the mesh",
                 Gauge::default(),
             ),
-            relay_received: register_with_unit(
+            received: register_with_unit(
                 ours,
                 "relay_client_received",
                 "What peers sent to this node by way of the relay",
                 Unit::Bytes,
                 Counter::default(),
             ),
-            relay_sent: register_with_unit(
+            sent: register_with_unit(
                 ours,
                 "relay_client_sent",
                 "What this node sent to peers by way of the relay",
                 Unit::Bytes,
                 Counter::default(),
             ),
-            relay_dropped: register(
+            dropped: register(
                 ours,
                 "relay_client_dropped_datagrams",
                 "Datagrams for the relay that were dropped: no connection, or they waited too long",
                 Counter::default(),
             ),
-            discovery_connected: register(
+        }
+    }
+}
+
+impl DiscoveryMetrics {
+    fn register(ours: &mut Registry) -> Self {
+        Self {
+            connected: register(
                 ours,
                 "discovery_client_connected",
                 "Whether this node is connected to the discovery service",
                 Family::default(),
             ),
-            discovery_members: register(
+            members: register(
                 ours,
                 "discovery_client_members",
                 "Other members that the discovery service tells of",
                 Family::default(),
             ),
+        }
+    }
+}
+
+impl MeshMetrics {
+    /// Declares them in `all`.
+    pub fn register(all: &mut Registry) -> Self {
+        let compatible = CompatibleMetrics::register(all);
+        let ours = all.sub_registry_with_prefix("fairlead");
+        Self {
+            peers: PeerMetrics::register(ours),
+            problems: register(
+                ours,
+                "mesh_problems",
+                "Problems that `fairlead status` explains",
+                Gauge::default(),
+            ),
+            port_access: register(
+                ours,
+                "wireguard_port_access",
+                "Whether path probes share the WireGuard port in this way: rules of nftables, raw sockets, or the device's own sockets",
+                Family::default(),
+            ),
+            netlink_changes: register(
+                ours,
+                "netlink_changes",
+                "Messages that changed kernel state since the start",
+                Counter::default(),
+            ),
+            paths: PathMetrics::register(ours),
+            relay: RelayMetrics::register(ours),
+            discovery: DiscoveryMetrics::register(ours),
             compatible,
         }
     }
 
     /// Takes the time to the first direct path of each peer, in seconds.
     pub fn time_to_direct(&self) -> Histogram {
-        self.time_to_direct.clone()
+        self.paths.time_to_direct.clone()
     }
 
     /// The mesh was reconciled. Peers that are gone disappear. `per_peer` says whether peers have series of their own: at most
@@ -235,24 +297,24 @@ impl MeshMetrics {
         set(&self.netlink_changes, fairlead_netlink::changes_sent());
         self.update_paths(&report.paths);
         if let Some(RelayReport { status, counters, .. }) = &report.relay {
-            self.relay_connected.set(i64::from(status.is_up));
-            set(&self.relay_received, counters.received_bytes);
-            set(&self.relay_sent, counters.sent_bytes);
-            set(&self.relay_dropped, counters.dropped);
+            self.relay.connected.set(i64::from(status.is_up));
+            set(&self.relay.received, counters.received_bytes);
+            set(&self.relay.sent, counters.sent_bytes);
+            set(&self.relay.dropped, counters.dropped);
         } else {
-            self.relay_connected.set(0);
+            self.relay.connected.set(0);
         }
         self.clear_peers();
         for state in [State::Up, State::Connecting, State::Down] {
             let count = report.peers.iter().filter(|peer| peer.path.state == state).count();
-            self.peers.get_or_create(&in_state(state)).set(count as i64);
+            self.peers.count.get_or_create(&in_state(state)).set(count as i64);
         }
         let time = SystemTime::now();
         let here = || report.external.iter().filter(|peer| !peer.is_standby());
         let connected = here().filter(|peer| peer.is_connected(time)).count();
         let others = here().count().saturating_sub(connected);
         for (state, count) in [(State::Up, connected), (State::Down, others)] {
-            self.external_peers.get_or_create(&in_state(state)).set(count as i64);
+            self.peers.external.get_or_create(&in_state(state)).set(count as i64);
         }
         let (up, others): (Vec<&PeerReport>, Vec<&PeerReport>) =
             report.peers.iter().partition(|peer| peer.path.state == State::Up);
@@ -260,26 +322,26 @@ impl MeshMetrics {
         self.compatible.update(node, report, shown.clone());
         for peer in shown {
             let label = Peer { peer: peer.name.clone() };
-            self.peer_up.get_or_create(&label).set(i64::from(peer.path.state == State::Up));
+            self.peers.up.get_or_create(&label).set(i64::from(peer.path.state == State::Up));
             let Some(device) = &peer.device else { continue };
-            set(&self.peer_received.get_or_create(&label), device.rx_bytes);
-            set(&self.peer_sent.get_or_create(&label), device.tx_bytes);
+            set(&self.peers.received.get_or_create(&label), device.rx_bytes);
+            set(&self.peers.sent.get_or_create(&label), device.tx_bytes);
             let at = device.last_handshake.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
             if let Some(at) = at {
-                self.peer_handshake.get_or_create(&label).set(at.as_secs_f64());
+                self.peers.handshake.get_or_create(&label).set(at.as_secs_f64());
             }
         }
     }
 
     /// The discovery services do so.
     pub fn update_discovery(&self, status: &DiscoveryStatus) {
-        self.discovery_connected.clear();
-        self.discovery_members.clear();
+        self.discovery.connected.clear();
+        self.discovery.members.clear();
         for service in &status.services {
             let label = AtServer { server: service.server.clone() };
-            self.discovery_connected.get_or_create(&label).set(i64::from(service.is_connected));
+            self.discovery.connected.get_or_create(&label).set(i64::from(service.is_connected));
             let members = i64::try_from(service.members).unwrap_or(i64::MAX);
-            self.discovery_members.get_or_create(&label).set(members);
+            self.discovery.members.get_or_create(&label).set(members);
         }
     }
 
@@ -293,20 +355,20 @@ impl MeshMetrics {
     fn update_paths(&self, paths: &PathCounters) {
         for reason in EndpointReason::ALL {
             let count = paths.changes.get(&reason).copied().unwrap_or_default();
-            set(&self.endpoint_changes.get_or_create(&ForReason { reason: reason.name() }), count);
+            set(&self.paths.endpoint_changes.get_or_create(&ForReason { reason: reason.name() }), count);
         }
         for outcome in BirthdayOutcome::ALL {
             let count = paths.birthday_attempts.get(&outcome).copied().unwrap_or_default();
-            set(&self.birthday_attempts.get_or_create(&WithResult { result: outcome.name() }), count);
+            set(&self.paths.birthday_attempts.get_or_create(&WithResult { result: outcome.name() }), count);
         }
         for (result, count) in [("HeldBack", paths.socket.held_back), ("Sent", paths.socket.sent_both_ways)] {
-            set(&self.both_ways.get_or_create(&WithResult { result }), count);
+            set(&self.paths.both_ways.get_or_create(&WithResult { result }), count);
         }
         let ProbeCounts { requests_sent, answers_sent, requests_received, answers_received, drops } =
             paths.probes;
         for (kinds, requests, answers) in [
-            (&self.sent_probes, requests_sent, answers_sent),
-            (&self.received_probes, requests_received, answers_received),
+            (&self.paths.sent_probes, requests_sent, answers_sent),
+            (&self.paths.received_probes, requests_received, answers_received),
         ] {
             set(&kinds.get_or_create(&OfKind { kind: "Answer" }), answers);
             set(&kinds.get_or_create(&OfKind { kind: "Request" }), requests);
@@ -320,7 +382,7 @@ impl MeshMetrics {
             ("Unexpected", unexpected),
             ("UnknownVersion", unknown),
         ] {
-            set(&self.dropped_probes.get_or_create(&ForReason { reason }), count);
+            set(&self.paths.dropped_probes.get_or_create(&ForReason { reason }), count);
         }
     }
 
@@ -339,12 +401,12 @@ impl MeshMetrics {
 
     fn clear_peers(&self) {
         self.compatible.clear_peers();
-        self.peers.clear();
-        self.external_peers.clear();
-        self.peer_up.clear();
-        self.peer_handshake.clear();
-        self.peer_received.clear();
-        self.peer_sent.clear();
+        self.peers.count.clear();
+        self.peers.external.clear();
+        self.peers.up.clear();
+        self.peers.handshake.clear();
+        self.peers.received.clear();
+        self.peers.sent.clear();
     }
 }
 

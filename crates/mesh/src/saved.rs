@@ -1,10 +1,8 @@
 //! What the cluster said last, in a file: with it the mesh comes up again while the API server does not answer, after a reboot or
 //! a crash of this program.
 
-mod departed;
 mod discovered;
 mod file;
-mod member;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -18,6 +16,7 @@ use anyhow::{Context as _, Result, ensure};
 use fairlead_api::resources::WireKubeMesh;
 use fairlead_members::SourceProblem;
 use fairlead_members::departures::Departures;
+use fairlead_members::saved::{SavedDepartures, SavedMember};
 use fairlead_topology::{Member, SourceNodes};
 use ipnet::IpNet;
 use jiff::Timestamp;
@@ -27,11 +26,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use self::departed::SavedDepartures;
 pub(crate) use self::discovered::{Credentials, Previous, SavedServices, Secrets};
 use self::file::{MAX_LENGTH, VERSION};
 pub(crate) use self::file::{StateFile, age};
-use self::member::SavedMember;
 use super::inputs::Inputs;
 use crate::state_file;
 

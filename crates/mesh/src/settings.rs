@@ -110,28 +110,11 @@ impl MeshSettings {
     /// Reads the mesh resource; what does not parse is left out and added to `problems`.
     pub fn parse(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> Self {
         let spec = &mesh.spec;
-        let mut excluded = Vec::new();
-        for entry in spec.routing.iter().flat_map(|routing| &routing.exclude_cidrs) {
-            match entry.parse() {
-                Ok(prefix) => excluded.push(prefix),
-                Err(_) => problems.push(SourceProblem::InvalidExcludedCidr {
-                    mesh: mesh.metadata.name.clone().unwrap_or_default(),
-                    entry: entry.clone(),
-                }),
-            }
-        }
-        let mut stun_servers = Vec::new();
-        for entry in &spec.stun_servers {
-            match stun_server(entry) {
-                Some(server) => stun_servers.push(server),
-                None => problems.push(SourceProblem::InvalidStunServer {
-                    mesh: mesh.metadata.name.clone().unwrap_or_default(),
-                    entry: entry.clone(),
-                }),
-            }
-        }
+        let excluded = excluded(mesh, problems);
+        let stun_servers = stun_servers(mesh, problems);
         let topology = topology::parse(mesh, problems);
         let auto = spec.auto_allowed_ips.as_ref();
+        let traversal = spec.nat_traversal.as_ref();
         let local = spec.routing.as_ref().and_then(|routing| routing.local_subnet_policy);
         Self {
             excluded,
@@ -146,24 +129,13 @@ impl MeshSettings {
             includes_pod_networks: mesh.includes_pod_networks(),
             bypasses_down_peers: spec.routing.as_ref().is_some_and(|routing| routing.allow_down_peer_bypass),
             stun_servers,
-            port_mapping: spec
-                .nat_traversal
-                .as_ref()
-                .is_none_or(|traversal| traversal.port_mapping == Toggle::Enabled),
-            birthday: match spec.nat_traversal.as_ref().and_then(|traversal| traversal.birthday_attack) {
+            port_mapping: traversal.is_none_or(|traversal| traversal.port_mapping == Toggle::Enabled),
+            birthday: match traversal.and_then(|traversal| traversal.birthday_attack) {
                 Some(BirthdayAttack::Disabled) => BirthdayPolicy::Disabled,
                 Some(BirthdayAttack::Enabled) => BirthdayPolicy::Symmetric,
                 None => BirthdayPolicy::PortRestricted,
             },
-            relay: spec.relay.as_ref().and_then(|relay| {
-                let invalid = |(field, error)| SourceProblem::InvalidRelay {
-                    mesh: mesh.metadata.name.clone().unwrap_or_default(),
-                    field,
-                    error,
-                };
-                let status = mesh.status.as_ref();
-                relay::settings(relay, status).map_err(|error| problems.push(invalid(error))).ok().flatten()
-            }),
+            relay: relay::parse(mesh, problems),
             relay_pods: relay::pods(mesh),
             discovery: discovery::parse(mesh, problems),
             revoked: revoked(mesh, problems),
@@ -176,6 +148,35 @@ impl MeshSettings {
             mesh_ipv4: spec.mesh_cidr.as_ref().and_then(|text| text.parse().ok()),
         }
     }
+}
+
+fn excluded(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> Vec<IpNet> {
+    let entries = mesh.spec.routing.iter().flat_map(|routing| &routing.exclude_cidrs);
+    let mut excluded = Vec::new();
+    for entry in entries {
+        match entry.parse() {
+            Ok(prefix) => excluded.push(prefix),
+            Err(_) => problems.push(SourceProblem::InvalidExcludedCidr {
+                mesh: mesh.metadata.name.clone().unwrap_or_default(),
+                entry: entry.clone(),
+            }),
+        }
+    }
+    excluded
+}
+
+fn stun_servers(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> Vec<Endpoint> {
+    let mut servers = Vec::new();
+    for entry in &mesh.spec.stun_servers {
+        match stun_server(entry) {
+            Some(server) => servers.push(server),
+            None => problems.push(SourceProblem::InvalidStunServer {
+                mesh: mesh.metadata.name.clone().unwrap_or_default(),
+                entry: entry.clone(),
+            }),
+        }
+    }
+    servers
 }
 
 /// Only the controller writes them.

@@ -11,6 +11,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use fairlead_api::names::{DISCOVERY_CLUSTER_ID, DISCOVERY_CLUSTER_SECRET};
 use fairlead_discovery::client::ServerEndpoint;
+use fairlead_members::saved::SavedMember;
 use fairlead_topology::Member;
 use fairlead_wire::discovery::MAX_ID;
 use jiff::Timestamp;
@@ -19,7 +20,6 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::file::{MAX_LENGTH, StateFile, VERSION, age};
-use super::member::SavedMember;
 use crate::state_file;
 
 /// Names of the files in the state directory. The secret has one of its own, so that the others can be shown to others.

@@ -8,12 +8,23 @@ use fairlead_api::resources::{
     ExternalRelay, ManagedRelay, Relay, RelayMode, RelayProvider, RelayTransport, WireKubeMesh,
     WireKubeMeshStatus,
 };
+use fairlead_members::SourceProblem;
 use fairlead_relay::client;
 
 use super::{RelayServer, RelaySettings, base64_bytes};
 
+/// The relay; `None` where there is none to use.
+pub(super) fn parse(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> Option<RelaySettings> {
+    let relay = mesh.spec.relay.as_ref()?;
+    settings(relay, mesh.status.as_ref()).unwrap_or_else(|(field, error)| {
+        let mesh = mesh.metadata.name.clone().unwrap_or_default();
+        problems.push(SourceProblem::InvalidRelay { mesh, field, error });
+        None
+    })
+}
+
 /// `None` where there is no relay to use; the field and what is wrong with it.
-pub(super) fn settings(
+fn settings(
     relay: &Relay,
     status: Option<&WireKubeMeshStatus>,
 ) -> Result<Option<RelaySettings>, (&'static str, String)> {

@@ -14,7 +14,9 @@ use fairlead_dataplane::source_addresses::Found;
 use fairlead_dataplane::uplink::{Ignored, has_ipv6};
 use fairlead_egress_client::{self as egress, Egress, EgressProblems, SourceAddresses};
 use fairlead_mesh::problem::MeshFailure;
-use fairlead_mesh::{self as mesh, MeshDeps, MeshHandle, MeshView, identity};
+use fairlead_mesh::{
+    self as mesh, MeshCaches, MeshDeps, MeshHandle, MeshNode, MeshOutputs, MeshView, SourceWatches, identity,
+};
 use fairlead_pods::cni;
 use fairlead_pods::cni::records::Records;
 use fairlead_pods::cni::{CniDeps, MeshStatus};
@@ -225,28 +227,33 @@ impl Node {
         };
         let deps = MeshDeps {
             client: self.client.clone(),
-            node: settings.node.clone(),
-            private_key,
-            preference: settings.wireguard.into(),
-            state_directory: settings.state_dir.clone(),
-            handover: handover::socket(&settings.state_dir),
-            nodes: Arc::clone(&caches.nodes),
-            meshes: Arc::clone(&caches.meshes),
-            service_ranges: Arc::clone(&caches.service_ranges),
-            peers: Arc::clone(&caches.peers),
-            publishes: !self.is_standalone,
-            peers_file: settings.peers.clone(),
-            deleted_peers: caches.deleted_peers.clone(),
-            blocks: Arc::clone(&caches.blocks),
-            external_peers: Arc::clone(&caches.external_peers),
-            preshared_keys: Arc::clone(&caches.preshared_keys),
-            api_server: self.api_server.clone(),
+            node: MeshNode {
+                name: settings.node.clone(),
+                private_key,
+                preference: settings.wireguard.into(),
+                state_directory: settings.state_dir.clone(),
+                handover: handover::socket(&settings.state_dir),
+                publishes: !self.is_standalone,
+                peers_file: settings.peers.clone(),
+            },
+            caches: MeshCaches {
+                nodes: Arc::clone(&caches.nodes),
+                meshes: Arc::clone(&caches.meshes),
+                service_ranges: Arc::clone(&caches.service_ranges),
+                peers: Arc::clone(&caches.peers),
+                deleted_peers: caches.deleted_peers.clone(),
+                blocks: Arc::clone(&caches.blocks),
+                external_peers: Arc::clone(&caches.external_peers),
+                preshared_keys: Arc::clone(&caches.preshared_keys),
+                api_server: self.api_server.clone(),
+            },
+            sources: SourceWatches { announced: self.sources.announced(), nodes: self.sources.nodes() },
             kernel: self.kernel.clone(),
-            announced_sources: self.sources.announced(),
-            source_nodes: self.sources.nodes(),
-            events: events.clone(),
-            metrics: self.metrics.mesh.clone(),
-            metrics_per_peer: settings.metrics_per_peer,
+            outputs: MeshOutputs {
+                events: events.clone(),
+                metrics: self.metrics.mesh.clone(),
+                metrics_per_peer: settings.metrics_per_peer,
+            },
         };
         mesh::start(deps, supervisor)
     }

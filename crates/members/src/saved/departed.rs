@@ -3,17 +3,17 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use fairlead_members::departures::{Deleted, Departures, GUARD, KEEP_DELETIONS, Missing};
 use fairlead_topology::Member;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::member::SavedMember;
+use super::SavedMember;
+use crate::departures::{Deleted, Departures, GUARD, KEEP_DELETIONS, Missing};
 
 /// [`Departures`], with times of a clock that a reboot does not set back to zero.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct SavedDepartures {
+pub struct SavedDepartures {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     deleted: Vec<SavedDeletion>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -41,7 +41,7 @@ struct SavedMissing {
 
 impl SavedDepartures {
     /// As of now by both clocks.
-    pub(super) fn of(departures: &Departures, now: (Instant, Timestamp)) -> Self {
+    pub fn of(departures: &Departures, now: (Instant, Timestamp)) -> Self {
         let until = |at: Instant| {
             let left = SignedDuration::try_from(at.saturating_duration_since(now.0)).unwrap_or_default();
             now.1.checked_add(left).unwrap_or(Timestamp::MAX)
@@ -62,8 +62,11 @@ impl SavedDepartures {
         Self { deleted: deleted.collect(), missing: missing.collect() }
     }
 
-    /// What of it counts now. A clock that was set back makes nothing last longer than it may.
-    pub(super) fn restored(self, now: (Instant, Timestamp)) -> Result<Departures> {
+    /// The departures that count now. A clock that was set back makes nothing last longer than it may.
+    ///
+    /// # Errors
+    /// A key or a member cannot be parsed.
+    pub fn restored(self, now: (Instant, Timestamp)) -> Result<Departures> {
         let until = |at: Timestamp, longest: Duration| {
             let left = Duration::try_from(at.duration_since(now.1)).unwrap_or_default();
             now.0 + left.min(longest)

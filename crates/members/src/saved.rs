@@ -1,4 +1,6 @@
-//! A member of the mesh in a file.
+//! Members in a file of the state directory: with it a node comes up again while no source answers.
+
+mod departed;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -9,10 +11,12 @@ use fairlead_topology::{Endpoints, External, InternalAddress, Member, Since, Sit
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+pub use self::departed::SavedDepartures;
+
 /// A [`Member`].
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct SavedMember {
+pub struct SavedMember {
     name: String,
     public_key: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
