@@ -151,7 +151,7 @@ impl Desired {
                 host: endpoints.host,
                 mapped: endpoints.mapped,
                 filters,
-                extra: inputs.extra_endpoints.clone(),
+                extra: inputs.own.extra_endpoints.clone(),
             },
             harvest: Harvest::new(inputs),
         }

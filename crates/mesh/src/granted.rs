@@ -56,13 +56,13 @@ fn granted(inputs: &Inputs, host: &[IpAddr]) -> Vec<IpAddr> {
         grants.iter().any(|grant| grant.prefix_len() >= MIN_LENGTH && grant.contains(address))
     };
     let is_known = |address: &IpAddr| {
-        inputs.claims.contains(address)
-            || inputs.node_addresses.contains(address)
+        inputs.own.claims.contains(address)
+            || inputs.own.addresses.contains(address)
             || of_node.contains(address)
             || on_mesh.contains(address)
     };
     let is_excluded =
-        |address: &IpAddr| inputs.node_filters.excluded.iter().any(|prefix| prefix.contains(address));
+        |address: &IpAddr| inputs.own.filters.excluded.iter().any(|prefix| prefix.contains(address));
     let is_claimed = |address: &&IpAddr| is_granted(address) && !is_known(address) && !is_excluded(address);
     let mut granted: Vec<IpAddr> = host.iter().filter(is_claimed).copied().collect();
     granted.sort_unstable();
@@ -71,7 +71,7 @@ fn granted(inputs: &Inputs, host: &[IpAddr]) -> Vec<IpAddr> {
 
 fn with_claims(inputs: &Inputs, granted: &[IpAddr]) -> Inputs {
     let mut extended = inputs.clone();
-    extended.claims.extend(granted);
+    extended.own.claims.extend(granted);
     for own in extended.members.iter_mut().filter(|member| member.name == inputs.node) {
         let claims = own.claims.iter().copied().chain(granted.iter().copied().map(IpNet::from)).collect();
         *own = Arc::new(Member { claims, ..Member::clone(own) });
@@ -101,8 +101,8 @@ mod tests {
         let extended = GrantedAddresses::default().extend(&Arc::new(inputs), &host);
         let own = extended.members.iter().find(|member| member.name == "node-0001").unwrap();
         let of_member: Vec<IpAddr> = own.claims.iter().map(IpNet::addr).collect();
-        assert_eq!(of_member, extended.claims, "the member says the same as what is published");
-        extended.claims[1..].to_vec()
+        assert_eq!(of_member, extended.own.claims, "the member says the same as what is published");
+        extended.own.claims[1..].to_vec()
     }
 
     #[test]
@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn addresses_that_are_to_stay_out_of_the_mesh_and_those_on_it_are_not_claimed_as_granted() {
         let mut inputs = granting(&["10.0.0.0/8"]);
-        inputs.claims.clear();
+        inputs.own.claims.clear();
         for own in inputs.members.iter_mut().filter(|member| member.name == "node-0001") {
             let (addresses, mesh_addresses) = (Some(vec![address("10.0.0.1")]), vec![address("10.99.0.1")]);
             *own = Arc::new(Member { claims: vec![], addresses, mesh_addresses, ..Member::clone(own) });
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn what_a_node_excludes_is_not_claimed_though_it_is_granted() {
         let mut inputs = granting(&["172.30.0.0/16"]);
-        inputs.node_filters.excluded = vec!["172.30.1.0/24".parse().unwrap()];
+        inputs.own.filters.excluded = vec!["172.30.1.0/24".parse().unwrap()];
         assert_eq!(claimed(inputs, &["172.30.0.5", "172.30.1.5"]), [address("172.30.0.5")]);
     }
 
@@ -153,6 +153,6 @@ mod tests {
         assert!(Arc::ptr_eq(&first, &again));
         assert!(Arc::ptr_eq(&addresses.extend(&inputs, &["10.0.0.1"].map(address)), &inputs));
         let moved = addresses.extend(&inputs, &["172.30.0.6"].map(address));
-        assert_eq!(moved.claims, ["10.0.0.1", "172.30.0.6"].map(address));
+        assert_eq!(moved.own.claims, ["10.0.0.1", "172.30.0.6"].map(address));
     }
 }

@@ -25,47 +25,70 @@ use super::nat64::Nat64Answer;
 use super::port_mapping::PortMappings;
 use super::settings::MeshSettings;
 
+/// Keys of this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnKeys {
+    /// Its identity.
+    pub private: PrivateKey,
+    /// The public half.
+    pub public: PublicKey,
+    /// The public key before, if this program has replaced it.
+    pub previous: Option<PublicKey>,
+}
+
+/// This node as its object, its annotations and its host say.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OwnNode {
+    /// Its addresses, as the Node object has them: where others may reach it.
+    pub addresses: Vec<IpAddr>,
+    /// Those of them at which it is reached through the mesh.
+    pub claims: Vec<IpAddr>,
+    /// The endpoint that an administrator chose.
+    pub manual: Option<Endpoint>,
+    /// Where it is reached as well, as an administrator says.
+    pub extra_endpoints: Vec<SocketAddr>,
+    /// The UDP port on which it listens, if that is not the mesh's.
+    pub port: Option<u16>,
+    /// Filters of endpoints instead of those of the mesh.
+    pub filters: NodeFilters,
+    /// Seconds between keepalives to every peer; what each peer asks for when `None`.
+    pub keepalive: Option<u16>,
+    /// What the first link-layer address of this host makes of IPv6 addresses.
+    pub interface_id: Option<InterfaceId>,
+}
+
+/// The network that this node is in.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NetworkFacts {
+    /// Where gateways take packets for this node.
+    pub port_mappings: PortMappings,
+    /// The public address that EC2 translates to this node's own.
+    pub public_ipv4: Option<Ipv4Addr>,
+    /// The resolver's answer about a NAT64.
+    pub nat64: Nat64Answer,
+}
+
 /// What the cluster says, parsed and merged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inputs {
     /// This node's name.
     pub node: String,
-    /// This node's identity.
-    pub private_key: PrivateKey,
-    /// Its public half.
-    pub public_key: PublicKey,
-    /// The public key before, if this program has replaced it.
-    pub previous_key: Option<PublicKey>,
+    /// Its keys.
+    pub keys: OwnKeys,
+    /// Its object and host.
+    pub own: OwnNode,
+    /// Its network.
+    pub network: NetworkFacts,
     /// The mesh resource.
     pub settings: MeshSettings,
     /// All members, this node included, sorted by their names. Those that are as they were in the inputs before are the same allocations.
     pub members: Vec<Arc<Member>>,
-    /// This node's own addresses, as its Node object has them: where others may reach it.
-    pub node_addresses: Vec<IpAddr>,
-    /// Those of them at which it is reached through the mesh.
-    pub claims: Vec<IpAddr>,
     /// TCP endpoints of the API server; nodes reach them past the mesh, or a broken tunnel could not be repaired.
     pub api_server: Vec<SocketAddr>,
-    /// The endpoint an administrator chose for this node.
-    pub manual: Option<Endpoint>,
-    /// Where this node is reached as well, as an administrator says.
-    pub extra_endpoints: Vec<SocketAddr>,
-    /// The UDP port on which this node listens, if that is not the mesh's.
-    pub own_port: Option<u16>,
-    /// What this Node says instead of the mesh.
-    pub node_filters: NodeFilters,
-    /// Seconds between keepalives to every peer; what each peer asks for when `None`.
-    pub keepalive: Option<u16>,
     /// Endpoints given as host names, resolved.
     pub resolved: BTreeMap<Endpoint, Vec<SocketAddr>>,
-    /// Where gateways take packets for this node.
-    pub port_mappings: PortMappings,
-    /// The public address that EC2 translates to this node's own.
-    pub public_ipv4: Option<Ipv4Addr>,
     /// Where Services have their addresses; empty where the API server does not say.
     pub services: Vec<IpNet>,
-    /// What the resolver says of a NAT64.
-    pub nat64: Nat64Answer,
     /// Which nodes may have source addresses of egress gateways.
     pub sources: Arc<BTreeMap<IpAddr, SourceNodes>>,
     /// Who left.
@@ -74,8 +97,6 @@ pub struct Inputs {
     pub problems: Vec<SourceProblem>,
     /// When what is used of the cluster was saved; `None` if the API server has shown it.
     pub saved_at: Option<Instant>,
-    /// What the first link-layer address of this host makes of IPv6 addresses.
-    pub interface_id: Option<InterfaceId>,
     /// What the nodes of the cluster share for discovery, if it is known.
     pub(crate) cluster: Option<Shared>,
 }
@@ -98,7 +119,7 @@ pub(crate) struct NetworkWatches {
 
 /// Who this node is, from what its addresses on the mesh follow, too.
 pub(crate) struct MeshIdentity {
-    /// See [`Inputs::interface_id`].
+    /// See [`OwnNode::interface_id`].
     pub(crate) interface_id: Option<InterfaceId>,
     /// Whether a controller gives this node its addresses.
     pub(crate) is_in_cluster: bool,
@@ -125,12 +146,12 @@ impl MeshIdentity {
 impl Inputs {
     /// The UDP port on which this node is to listen.
     pub fn listen_port(&self) -> u16 {
-        self.own_port.unwrap_or(self.settings.port)
+        self.own.port.unwrap_or(self.settings.port)
     }
 
     /// Which endpoints this node publishes of itself, and which it tries.
     pub fn filters(&self) -> EndpointFilters {
-        let NodeFilters { published, tried, .. } = &self.node_filters;
+        let NodeFilters { published, tried, .. } = &self.own.filters;
         let mesh = &self.settings.filters;
         EndpointFilters {
             published: published.as_ref().unwrap_or(&mesh.published).clone(),

@@ -130,7 +130,7 @@ impl<K: Kernel> Mesh<K> {
             OwnAddresses { stun, peers: self.paths.reflexive_addresses(), filtering: self.paths.filtering() };
         self.observe_entries(&before, now);
         self.observe_keys(&before);
-        self.paths.set_identity(&inputs.private_key, inputs.public_key);
+        self.paths.set_identity(&inputs.keys.private, inputs.keys.public);
         self.plan(inputs, host, own_addresses, &before.peers, now);
         let Some(Planned { desired, .. }) = &self.planned else { return Err(MeshFailure::NoMesh) };
         let gateways = gateways::several(desired);
@@ -167,7 +167,7 @@ impl<K: Kernel> Mesh<K> {
                 self.paths.relay_transport(endpoint)?;
                 Some(self.paths.relay().path(settings_relay?, key)?.endpoint)
             }));
-            let settings = (&inputs.private_key, port, MARK_FROM_WIREGUARD);
+            let settings = (&inputs.keys.private, port, MARK_FROM_WIREGUARD);
             let mut change = before
                 .change_of(settings, &desired.peers, |key, peer| (&peer.config, endpoints.get(key).copied()));
             self.paths.complete(&mut change, &before, &endpoints);

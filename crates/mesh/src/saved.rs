@@ -194,7 +194,7 @@ impl StateFile {
             version: VERSION,
             saved: now,
             node: self.node.clone(),
-            public_key: inputs.public_key.to_string(),
+            public_key: inputs.keys.public.to_string(),
             mesh: (**mesh).clone(),
             node_object: needed(node),
             members: of_cluster(&inputs.members).map(SavedMember::from).collect(),

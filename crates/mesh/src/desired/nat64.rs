@@ -16,7 +16,7 @@ const MAX_PREFIXES: usize = 4;
 /// How this node reaches IPv4 endpoints, and what of the resolver's answer is not used: a prefix in which pods, Services, nodes or this host
 /// have addresses.
 pub(super) fn usable(inputs: &Inputs, own: &[IpAddr], ipv4_routes: &[Ipv4Net]) -> (Nat64, Vec<MeshProblem>) {
-    let Nat64Answer { prefixes, refused } = &inputs.nat64;
+    let Nat64Answer { prefixes, refused } = &inputs.network.nat64;
     let ipv4_routes = ipv4_routes.to_vec();
     if prefixes.is_empty() && refused.is_empty() {
         return (Nat64 { prefixes: Vec::new(), ipv4_routes }, Vec::new());
@@ -68,7 +68,8 @@ mod tests {
         owner.blocks = vec!["2001:db8:a::/64".parse().unwrap()];
         owner.claims.push("2001:db8:b::7/128".parse().unwrap());
         let used = |answer: &[&str]| {
-            let inputs = Inputs { nat64: read(answer), ..inputs([member(1), owner.clone()]) };
+            let mut inputs = inputs([member(1), owner.clone()]);
+            inputs.network.nat64 = read(answer);
             let (nat64, problems) = usable(&inputs, &["2001:db8:c::1".parse().unwrap()], &[]);
             let prefixes: Vec<String> = nat64.prefixes.iter().map(ToString::to_string).collect();
             (prefixes, problems.iter().map(ToString::to_string).collect::<Vec<_>>())

@@ -61,7 +61,7 @@ impl Location {
         };
         let seen = seen(inputs, sightings, stun, &view.nat64);
         let nat = classify(&endpoints, &seen).with_filtering(*filtering);
-        let public_ipv4 = inputs.public_ipv4;
+        let public_ipv4 = inputs.network.public_ipv4;
         let host = endpoints;
         let endpoints = OwnEndpoints { host, observed, reflexive, mapped, public_ipv4, peer_reflexive };
         Self { endpoints, view, nat, refused }
@@ -86,7 +86,7 @@ impl OwnEndpoints {
 /// Where each observer sees this node, with the observer's own address.
 fn seen(inputs: &Inputs, sightings: &Sightings<'_>, stun: &StunAnswers, nat64: &Nat64) -> Vec<Seen> {
     // A port that a gateway leads here on request is no mapping of its own accord.
-    let mapped: Vec<SocketAddr> = inputs.port_mappings.addresses().collect();
+    let mapped: Vec<SocketAddr> = inputs.network.port_mappings.addresses().collect();
     let by_nodes = sightings.of_own(inputs);
     let by_nodes =
         by_nodes.filter(|(_, address)| !mapped.contains(address)).filter_map(|(observer, address)| {
@@ -116,15 +116,15 @@ fn reflexive(endpoints: &[SocketAddr], stun: &StunAnswers) -> Vec<SocketAddr> {
 
 /// What gateways granted and the cloud translates, without this host's own endpoints and the addresses of pods and Services.
 fn mapped(inputs: &Inputs, port: u16, endpoints: &[SocketAddr], inside: &PrefixSet) -> Vec<SocketAddr> {
-    let instance = inputs.public_ipv4.map(|address| SocketAddr::new(address.into(), port));
-    let granted = inputs.port_mappings.addresses().chain(instance);
+    let instance = inputs.network.public_ipv4.map(|address| SocketAddr::new(address.into(), port));
+    let granted = inputs.network.port_mappings.addresses().chain(instance);
     granted.filter(|address| !(endpoints.contains(address) || inside.contains(address.ip()))).collect()
 }
 
 /// Addresses of the Node object first, because an administrator chose them; then the other addresses of this host.
 fn host_endpoints(inputs: &Inputs, local: &[IpAddr], port: u16) -> Vec<SocketAddr> {
     let mut endpoints: Vec<SocketAddr> = Vec::new();
-    for address in inputs.node_addresses.iter().chain(local) {
+    for address in inputs.own.addresses.iter().chain(local) {
         let endpoint = SocketAddr::new(*address, port);
         if !endpoints.contains(&endpoint) {
             endpoints.push(endpoint);

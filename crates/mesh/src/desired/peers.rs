@@ -112,7 +112,7 @@ impl View<'_> {
         let cluster = self.inputs.cluster.as_ref().filter(|_| is_kubespan(members));
         PeerConfig {
             // Devices say zero as "none".
-            persistent_keepalive: Some(self.inputs.keepalive.unwrap_or(planned.keepalive))
+            persistent_keepalive: Some(self.inputs.own.keepalive.unwrap_or(planned.keepalive))
                 .filter(|seconds| *seconds > 0),
             allowed_ips: planned.allowed_ips.clone(),
             preshared_key: cluster.map(|it| it.preshared_key(members)),
@@ -166,7 +166,7 @@ fn interleaved(lists: Vec<Vec<Candidate>>) -> Vec<Candidate> {
 /// How long a living peer may be silent. It sends keepalives at the interval that this node publishes, or at its own, which
 /// it then publishes; zero is none.
 fn silence(inputs: &Inputs, members: &[&Member]) -> Option<Duration> {
-    let own = inputs.keepalive.map_or(KEEPALIVE.as_secs(), u64::from);
+    let own = inputs.own.keepalive.map_or(KEEPALIVE.as_secs(), u64::from);
     let theirs = members.iter().filter_map(|member| member.persistent_keepalive).map(u64::from);
     let intervals: Vec<u64> = theirs.chain([own]).collect();
     let slowest = intervals.iter().max().filter(|_| !intervals.contains(&0))?;

@@ -27,7 +27,7 @@ pub(super) fn in_mesh<'a>(inputs: &Inputs, member: &'a Member) -> impl Iterator<
 
 /// Prefixes of this node in the mesh.
 pub(super) fn own_prefixes(inputs: &Inputs) -> Vec<IpNet> {
-    let mut prefixes: Vec<IpNet> = inputs.claims.iter().copied().map(IpNet::from).collect();
+    let mut prefixes: Vec<IpNet> = inputs.own.claims.iter().copied().map(IpNet::from).collect();
     let own = inputs.members.iter().filter(|member| member.name == inputs.node);
     prefixes.extend(own.flat_map(|member| in_mesh(inputs, member)));
     prefixes

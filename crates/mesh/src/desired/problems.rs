@@ -18,7 +18,7 @@ pub(super) fn problems(
 ) -> Vec<MeshProblem> {
     let open = plan.problems.iter().filter(|problem| !problem.is_solved_by(&inputs.settings.excluded));
     let read = inputs.problems.iter().cloned().map(MeshProblem::Source);
-    let refused = inputs.port_mappings.problems();
+    let refused = inputs.network.port_mappings.problems();
     let unusable = unusable_endpoints(inputs, inside).map(MeshProblem::Source);
     let waits = inputs.settings.granularity_waits.iter().cloned();
     read.chain(open.cloned().map(MeshProblem::Plan))

@@ -58,8 +58,8 @@ mod tests {
     #[test]
     fn only_endpoints_that_the_filter_adds_are_published_in_its_order() {
         let mut inputs = inputs([member(1)]);
-        inputs.node_addresses = vec!["10.3.0.1".parse().unwrap()];
-        inputs.public_ipv4 = "198.51.100.1".parse().ok();
+        inputs.own.addresses = vec!["10.3.0.1".parse().unwrap()];
+        inputs.network.public_ipv4 = "198.51.100.1".parse().ok();
         let addresses: Vec<IpAddr> =
             ["10.3.0.1", "10.4.0.1", "203.0.113.1"].map(|it| it.parse().unwrap()).into();
         let host = Host { addresses, ..host() };
@@ -129,7 +129,7 @@ mod tests {
             let mut inputs = inputs([member(1), peer]);
             inputs.settings.filters.published = filter(mesh);
             // What this node says of itself says nothing of others.
-            inputs.node_filters.published = Some(filter(&["192.0.2.1"]));
+            inputs.own.filters.published = Some(filter(&["192.0.2.1"]));
             publishes(&inputs)
         };
         assert_eq!(of(None, &[]), [true, true]);
@@ -149,13 +149,13 @@ mod tests {
             let tried = candidates.map(|candidate| candidate.address).collect::<Vec<_>>();
             (desired.endpoints.host.len(), tried)
         };
-        inputs.node_addresses.clear();
+        inputs.own.addresses.clear();
         inputs.settings.filters.published = filter(&["0.0.0.0/0", "!10.3.0.0/16"]);
         inputs.settings.filters.tried = filter(&["10.3.0.0/16"]);
         let (published, tried) = desired(&inputs);
         assert!(published == 1 && tried.iter().all(|it| *it != endpoint("10.4.0.2:51820")), "{tried:?}");
-        inputs.node_filters.published = Some(filter(&[]));
-        inputs.node_filters.tried = Some(filter(&["10.4.0.0/16"]));
+        inputs.own.filters.published = Some(filter(&[]));
+        inputs.own.filters.tried = Some(filter(&["10.4.0.0/16"]));
         assert_eq!(desired(&inputs), (2, vec![endpoint("10.4.0.2:51820")]));
     }
 }

@@ -39,8 +39,8 @@ impl<'a> Reuse<'a> {
         let Known { inputs: known, peers, own_side, nat: known_nat } = before?;
         let is_alike = known.node == inputs.node
             && known.settings == inputs.settings
-            && known.keepalive == inputs.keepalive
-            && known.node_filters == inputs.node_filters
+            && known.own.keepalive == inputs.own.keepalive
+            && known.own.filters == inputs.own.filters
             && known.resolved == inputs.resolved
             && known.cluster == inputs.cluster
             && known_nat == nat

@@ -34,7 +34,7 @@ impl<'a> Sightings<'a> {
 
     /// Where other members see this node. Those that have not followed it to its key yet see it, too.
     pub(super) fn of_own(&self, inputs: &Inputs) -> impl Iterator<Item = (&'a Member, SocketAddr)> {
-        let keys = [Some(inputs.public_key), inputs.previous_key];
+        let keys = [Some(inputs.keys.public), inputs.keys.previous];
         let seen = self.0.get(inputs.node.as_str()).into_iter().flatten();
         let is_own = move |key: &PublicKey| keys.contains(&Some(*key));
         seen.filter(move |(_, seen, _)| is_own(seen)).map(|(observer, _, endpoint)| (*observer, *endpoint))

@@ -1,7 +1,7 @@
 use std::net::IpAddr;
 
 use fairlead_address::{Endpoint, EndpointFilters, Nat64Prefix};
-use fairlead_api::resources::{Encapsulation, Granularity, NodeFilters, Topology};
+use fairlead_api::resources::{Encapsulation, Granularity, Topology};
 use fairlead_keys::PrivateKey;
 use fairlead_members::departures::{Departures, Revoked};
 use fairlead_path::{BirthdayPolicy, StunAnswer};
@@ -10,7 +10,7 @@ use ipnet::Ipv4Net;
 
 use super::*;
 use crate::discovery::Shared;
-use crate::nat64::Nat64Answer;
+use crate::inputs::{NetworkFacts, OwnKeys, OwnNode};
 use crate::port_mapping::PortMappings;
 use crate::settings::MeshSettings;
 
@@ -41,9 +41,9 @@ pub(crate) fn inputs(members: impl IntoIterator<Item = Member>) -> Inputs {
     let own: IpAddr = [10, 0, 0, 1].into();
     Inputs {
         node: "node-0001".to_owned(),
-        private_key: PrivateKey([8; 32]),
-        public_key: key(1),
-        previous_key: None,
+        keys: OwnKeys { private: PrivateKey([8; 32]), public: key(1), previous: None },
+        own: OwnNode { addresses: vec![own], claims: vec![own], ..OwnNode::default() },
+        network: NetworkFacts::default(),
         settings: MeshSettings {
             interface: "wire_kube".to_owned(),
             port: 51820,
@@ -71,24 +71,13 @@ pub(crate) fn inputs(members: impl IntoIterator<Item = Member>) -> Inputs {
             mesh_ipv4: None,
         },
         members: merge(members.into_iter().map(record).collect()).into_iter().map(Arc::new).collect(),
-        node_addresses: vec![own],
-        claims: vec![own],
         api_server: vec!["192.0.2.100:6443".parse().unwrap()],
-        manual: None,
-        extra_endpoints: Vec::new(),
-        own_port: None,
-        node_filters: NodeFilters::default(),
-        keepalive: None,
         resolved: BTreeMap::new(),
-        port_mappings: PortMappings::default(),
-        public_ipv4: None,
         sources: Arc::default(),
         services: Vec::new(),
-        nat64: Nat64Answer::default(),
         departures: Departures::default(),
         problems: Vec::new(),
         saved_at: None,
-        interface_id: None,
         cluster: None,
     }
 }
@@ -226,7 +215,8 @@ fn endpoints_of_a_copied_key_displace_none_of_its_owner() {
 fn how_long_a_peer_may_be_silent_follows_from_both_keepalives() {
     let silence_of = |always_sends_keepalives: bool, own: Option<u16>, theirs: u16| {
         let peer = Member { persistent_keepalive: Some(theirs), always_sends_keepalives, ..member(2) };
-        let inputs = Inputs { keepalive: own, ..inputs([member(1), peer]) };
+        let mut inputs = inputs([member(1), peer]);
+        inputs.own.keepalive = own;
         Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default()).peers[&key(2)]
             .paths
             .silence
@@ -246,7 +236,8 @@ fn the_keepalive_of_this_node_s_annotation_is_that_of_all_its_peers() {
     let keepalives = |keepalive| {
         let members = [(2, Some(25)), (3, Some(0)), (4, None)];
         let members = members.map(|(n, theirs)| Member { persistent_keepalive: theirs, ..member(n) });
-        let inputs = Inputs { keepalive, ..inputs([member(1)].into_iter().chain(members)) };
+        let mut inputs = inputs([member(1)].into_iter().chain(members));
+        inputs.own.keepalive = keepalive;
         let desired = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default());
         [2, 3, 4].map(|n| desired.peers[&key(n)].config.persistent_keepalive)
     };
@@ -281,12 +272,9 @@ fn addresses_of_services_are_no_endpoints_of_peers_and_of_this_node() {
     observer.endpoints.sightings =
         [("node-0001".to_owned(), (key(1), inside[0])), ("node-0002".to_owned(), (key(2), inside[1]))].into();
     let services: Vec<IpNet> = ["10.96.0.0/12", "fd96::/112"].map(|it| it.parse().unwrap()).to_vec();
-    let inputs = Inputs {
-        services,
-        node_addresses: vec![[10, 0, 0, 1].into(), inside[0].ip()],
-        public_ipv4: Some([10, 96, 0, 1].into()),
-        ..inputs([member(1), peer, observer])
-    };
+    let mut inputs = Inputs { services, ..inputs([member(1), peer, observer]) };
+    inputs.own.addresses = vec![[10, 0, 0, 1].into(), inside[0].ip()];
+    inputs.network.public_ipv4 = Some([10, 96, 0, 1].into());
     let server = endpoint("192.0.2.1:3478");
     let own = OwnAddresses {
         stun: Some([(server, StunAnswer::Mapped(inside[0]))].into()),

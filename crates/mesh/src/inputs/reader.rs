@@ -18,7 +18,7 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::runtime::reflector::ObjectRef;
 use tokio::sync::watch;
 
-use super::{Inputs, NetworkWatches};
+use super::{Inputs, NetworkFacts, NetworkWatches, OwnKeys, OwnNode};
 use crate::keys::Keys;
 use crate::names::Names;
 use crate::problem::MeshFailure;
@@ -298,16 +298,7 @@ impl InputReader {
         let mut problems = Vec::new();
         let settings = MeshSettings::parse(&mesh, &mut problems);
         let unusable = |address| UnusableAddress::of(address, &members, &services);
-        let manual = annotations::manual_endpoint(&node, unusable, &mut problems);
-        let own_port = annotations::listen_port(&node, unusable);
-        let extra_endpoints = annotations::extra_endpoints(&node, unusable, &mut problems);
-        let node_addresses = nodes::addresses(&node, nodes::ANY);
-        problems.extend(node_addresses.iter().filter_map(|address| {
-            let (node, address, why) = (self.node.clone(), *address, unusable(*address)?);
-            Some(SourceProblem::UnusableNodeAddress { node, address, why })
-        }));
-        let node_filters = annotations::filters(&node, &mut problems);
-        let keepalive = annotations::keepalive(&node, &mut problems);
+        let own = self.own_node(&node, unusable, &mut problems);
         problems.extend(annotations::location_problems(&node, &settings.topology));
         problems.extend(of_members);
         let others = members.iter().filter(|member| member.name != self.node);
@@ -318,30 +309,50 @@ impl InputReader {
         let claims = self.claims(&settings, &node);
         Inputs {
             node: self.node.clone(),
-            private_key,
-            public_key,
-            previous_key: previous,
-            claims,
-            sources,
-            node_filters,
+            keys: OwnKeys { private: private_key, public: public_key, previous },
+            own: OwnNode { claims, ..own },
+            network: NetworkFacts {
+                port_mappings: self.network.port_mappings.borrow_and_update().clone(),
+                public_ipv4: *self.network.public_ipv4.borrow_and_update(),
+                nat64: self.network.nat64.borrow_and_update().clone(),
+            },
             settings,
             members,
-            node_addresses,
-            services,
             api_server,
-            manual,
-            extra_endpoints,
-            own_port,
-            keepalive,
             resolved,
-            port_mappings: self.network.port_mappings.borrow_and_update().clone(),
-            public_ipv4: *self.network.public_ipv4.borrow_and_update(),
-            nat64: self.network.nat64.borrow_and_update().clone(),
+            services,
+            sources,
             departures: self.membership.departures().clone(),
             problems,
             saved_at: self.saved.at.filter(|_| !self.saved.is_live),
-            interface_id: self.network.mesh_identity.interface_id,
             cluster: self.network.mesh_identity.cluster.borrow_and_update().clone(),
+        }
+    }
+
+    /// This node's object, without claims; addresses that are `unusable` are problems.
+    fn own_node(
+        &self,
+        node: &Node,
+        unusable: impl Fn(IpAddr) -> Option<UnusableAddress> + Copy,
+        problems: &mut Vec<SourceProblem>,
+    ) -> OwnNode {
+        let manual = annotations::manual_endpoint(node, unusable, problems);
+        let port = annotations::listen_port(node, unusable);
+        let extra_endpoints = annotations::extra_endpoints(node, unusable, problems);
+        let addresses = nodes::addresses(node, nodes::ANY);
+        problems.extend(addresses.iter().filter_map(|address| {
+            let (node, address, why) = (self.node.clone(), *address, unusable(*address)?);
+            Some(SourceProblem::UnusableNodeAddress { node, address, why })
+        }));
+        OwnNode {
+            addresses,
+            claims: Vec::new(),
+            manual,
+            extra_endpoints,
+            port,
+            filters: annotations::filters(node, problems),
+            keepalive: annotations::keepalive(node, problems),
+            interface_id: self.network.mesh_identity.interface_id,
         }
     }
 

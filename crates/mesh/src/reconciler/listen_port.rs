@@ -76,7 +76,7 @@ impl ListenPort {
         };
         let is_news = known.is_none();
         let first = known.map_or(now, |refused| refused.first);
-        let is_of_node = inputs.own_port.is_some();
+        let is_of_node = inputs.own.port.is_some();
         let refused = Refused { port: wanted, is_of_node, error: error.to_string(), first, last: now };
         self.refused = Some(refused);
         if present.is_none() && now.saturating_duration_since(first) < PATIENCE {

@@ -383,7 +383,8 @@ fn the_endpoint_of_a_peer_that_answers_probes_is_set_without_reading_the_device(
     let device = DeviceSlot::new(Preference::Auto, PathBuf::from("/nonexistent"));
     let paths = PathDriver::new(identity, 7, RelayView::new(None).0, time_to_direct(), now);
     let mut mesh = Mesh::new(FakeKernel(Arc::clone(&kernel)), device, paths);
-    let inputs = Inputs { public_key: own, ..inputs([member(1), other]) };
+    let mut inputs = inputs([member(1), other]);
+    inputs.keys.public = own;
     mesh.reconcile(&Arc::new(inputs), now).unwrap();
     kernel.lock().unwrap().forget();
 

@@ -424,5 +424,5 @@ async fn problems_of_this_node_come_before_those_of_peers() {
 #[tokio::test]
 async fn the_keepalive_of_kilo_s_annotation_is_read() {
     let (_cluster, mut reader) = Cluster::new().await;
-    assert_eq!(reader.read(Instant::now()).unwrap().keepalive, Some(7));
+    assert_eq!(reader.read(Instant::now()).unwrap().own.keepalive, Some(7));
 }

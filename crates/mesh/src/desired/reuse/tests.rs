@@ -73,7 +73,7 @@ fn take(inputs: &mut Inputs, step: Step) {
             it.external =
                 is_external.then(|| External { entry_nodes: vec![member(3).name], ..External::default() });
         }),
-        Step::Keepalive(seconds) => inputs.keepalive = seconds,
+        Step::Keepalive(seconds) => inputs.own.keepalive = seconds,
         Step::Key(node, number) => change(inputs, node, |member| member.public_key = Some(key(number))),
         Step::Member(number, is_there) => {
             inputs.members.retain(|known| known.name != member(number).name);

@@ -84,7 +84,8 @@ fn a_mapped_port_is_a_candidate_and_says_nothing_of_the_nat() {
         PortMappings([("10.0.0.254".parse().unwrap(), Ok(granted))].into())
     };
     let plan = |external: &str| {
-        let inputs = Inputs { port_mappings: granted(external), ..inputs(members()) };
+        let mut inputs = inputs(members());
+        inputs.network.port_mappings = granted(external);
         Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default())
     };
     let with = plan("198.51.100.1:4000");
@@ -98,7 +99,8 @@ fn a_mapped_port_is_a_candidate_and_says_nothing_of_the_nat() {
 
 #[test]
 fn the_public_address_of_an_instance_is_a_candidate_with_the_port_of_wireguard() {
-    let inputs = Inputs { public_ipv4: Some([198, 51, 100, 1].into()), ..inputs([member(1)]) };
+    let mut inputs = inputs([member(1)]);
+    inputs.network.public_ipv4 = Some([198, 51, 100, 1].into());
     let desired = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default());
     assert_eq!(desired.endpoints.mapped, ["198.51.100.1:51820".parse().unwrap()]);
 }
@@ -124,9 +126,9 @@ fn where_peers_see_this_node_is_published_once_and_never_an_address_of_a_pod() {
 
 /// A host in a network without IPv4 whose NAT64 has this prefix.
 fn behind_nat64(inputs: &mut Inputs, answer: &str) -> Host {
-    inputs.nat64.prefixes.insert(Nat64Prefix::of_answer(answer.parse().unwrap()).unwrap());
+    inputs.network.nat64.prefixes.insert(Nat64Prefix::of_answer(answer.parse().unwrap()).unwrap());
     let own: IpAddr = "2001:db8:1::5".parse().unwrap();
-    inputs.node_addresses = vec![own];
+    inputs.own.addresses = vec![own];
     Host { addresses: vec![own], ipv4_routes: Vec::new(), ..host() }
 }
 

@@ -3,6 +3,7 @@
 use fairlead_relay::client::{LoopbackPort, is_relayed};
 
 use super::*;
+use crate::inputs::OwnKeys;
 use crate::settings::{RelayServer, RelaySettings};
 
 fn relay() -> RelaySettings {
@@ -37,7 +38,8 @@ fn endpoints(has_wireguard: bool) -> (SocketAddr, SocketAddr) {
     let mut mesh = Mesh::new(FakeKernel(Arc::clone(&kernel)), device, paths);
     let mut other = member(2);
     other.public_key = Some(peers);
-    let mut inputs = Inputs { private_key, public_key: public, ..inputs([member(1), other]) };
+    let mut inputs = inputs([member(1), other]);
+    inputs.keys = OwnKeys { private: private_key, public, previous: None };
     inputs.settings.relay = Some(relay());
     let inputs = Arc::new(inputs);
     // The second knows the socket of the device that the first opens.

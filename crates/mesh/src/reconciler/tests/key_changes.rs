@@ -1,6 +1,7 @@
 //! Nodes that change their keys.
 
 use super::*;
+use crate::inputs::OwnKeys;
 
 fn seen(kernel: &Shared, key: PublicKey, handshake: bool) {
     let mut kernel = kernel.lock().unwrap();
@@ -69,8 +70,8 @@ fn another_key_of_this_node_changes_nothing_else_of_the_device() {
     kernel.lock().unwrap().forget();
     let three = inputs([member(1), member(2), member(3)]);
     let private_key = PrivateKey([9; 32]);
-    let rotated =
-        Inputs { private_key: private_key.clone(), public_key: key(10), previous_key: Some(key(1)), ..three };
+    let keys = OwnKeys { private: private_key.clone(), public: key(10), previous: Some(key(1)) };
+    let rotated = Inputs { keys, ..three };
     mesh.reconcile(&Arc::new(rotated), now).unwrap();
     let kernel = kernel.lock().unwrap();
     let change = DeviceChange { private_key: Some(private_key), ..DeviceChange::default() };

@@ -6,7 +6,9 @@ use super::*;
 
 /// Three nodes, of which this one is to listen on `port`.
 fn on(port: Option<u16>) -> Arc<Inputs> {
-    Arc::new(Inputs { own_port: port, ..inputs([member(1), member(2), member(3)]) })
+    let mut inputs = inputs([member(1), member(2), member(3)]);
+    inputs.own.port = port;
+    Arc::new(inputs)
 }
 
 fn reasons(report: &Report) -> Vec<&'static str> {
