@@ -48,7 +48,7 @@ impl GrantedAddresses {
 
 /// Addresses of the Node object are not among them: whether the mesh carries those, it says itself. What the Node excludes is not, either.
 fn granted(inputs: &Inputs, host: &[IpAddr]) -> Vec<IpAddr> {
-    let Some(grants) = inputs.settings.grants.get(&inputs.node) else { return Vec::new() };
+    let Some(grants) = inputs.settings.routing.grants.get(&inputs.node) else { return Vec::new() };
     let own = inputs.members.iter().find(|member| member.name == inputs.node);
     let of_node = own.and_then(|own| own.addresses.as_deref()).unwrap_or_default();
     let on_mesh = own.map(|own| own.mesh_addresses.as_slice()).unwrap_or_default();
@@ -91,7 +91,7 @@ mod tests {
     fn granting(cidrs: &[&str]) -> Inputs {
         let mut inputs = inputs([member(1), member(2)]);
         let cidrs = cidrs.iter().map(|text| text.parse().unwrap()).collect();
-        inputs.settings.grants = [("node-0001".to_owned(), cidrs)].into();
+        inputs.settings.routing.grants = [("node-0001".to_owned(), cidrs)].into();
         inputs
     }
 
@@ -121,7 +121,8 @@ mod tests {
         let host = ["10.0.0.1", "172.17.0.1", "192.0.2.100"];
         assert!(claimed(granting(&["0.0.0.0/0", "128.0.0.0/1", "::/0"]), &host).is_empty());
         let mut others = granting(&[]);
-        others.settings.grants = [("node-0002".to_owned(), vec!["192.0.2.100/32".parse().unwrap()])].into();
+        others.settings.routing.grants =
+            [("node-0002".to_owned(), vec!["192.0.2.100/32".parse().unwrap()])].into();
         assert!(claimed(others, &host).is_empty());
     }
 

@@ -146,7 +146,7 @@ impl MeshIdentity {
 impl Inputs {
     /// The UDP port on which this node is to listen.
     pub fn listen_port(&self) -> u16 {
-        self.own.port.unwrap_or(self.settings.port)
+        self.own.port.unwrap_or(self.settings.device.port)
     }
 
     /// Which endpoints this node publishes of itself, and which it tries.
@@ -179,7 +179,7 @@ impl Inputs {
             let of_family = |ipv4: bool| resolved.iter().find(|address| address.is_ipv4() == ipv4).copied();
             server.address().into_iter().chain(of_family(true)).chain(of_family(false)).collect::<Vec<_>>()
         };
-        self.settings.stun_servers.iter().flat_map(of_server).collect()
+        self.settings.traversal.stun_servers.iter().flat_map(of_server).collect()
     }
 }
 

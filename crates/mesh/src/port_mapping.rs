@@ -157,7 +157,7 @@ async fn work_of(meshes: &Cache<WireKubeMesh>, port: Option<u16>, nonce: Nonce) 
         return [Work::Nothing, Work::Nothing];
     }
     let settings = super::selection::selected(meshes).map(|mesh| MeshSettings::parse(&mesh, &mut Vec::new()));
-    let Some(settings) = settings.filter(|settings| settings.port_mapping) else {
+    let Some(settings) = settings.filter(|settings| settings.traversal.port_mapping) else {
         return [Work::Release, Work::Release];
     };
     let Some(port) = port else { return [Work::Nothing, Work::Nothing] };
@@ -215,7 +215,7 @@ fn request(
     let next_hop = preferred.next_hops.first();
     let gateway = preferred.gateway.or_else(|| next_hop?.gateway).filter(|it| it.is_ipv4() == ipv4)?;
     let index = preferred.link.or_else(|| Some(next_hop?.link))?;
-    let is_usable = |link: &&Link| link.index == index && link.up && link.name != settings.interface;
+    let is_usable = |link: &&Link| link.index == index && link.up && link.name != settings.device.interface;
     let link = network.links.iter().find(is_usable)?;
     let ignored = Ignored::default();
     // In IPv4 the kernel chooses. In IPv6 it would choose an address of the link, to which nothing can be led.

@@ -103,19 +103,20 @@ impl<K: Kernel> Mesh<K> {
     /// The kernel refuses something. What was done before stays, and the next call goes on from there.
     pub fn reconcile(&mut self, inputs: &Arc<Inputs>, now: Instant) -> Result<Report, MeshFailure> {
         self.is_outdated = false;
-        if let Some(evidence) = self.kernel.numbers_taken(&inputs.settings.interface)? {
+        if let Some(evidence) = self.kernel.numbers_taken(&inputs.settings.device.interface)? {
             return Err(MeshFailure::NumbersTaken(evidence));
         }
         let mut host = Host::new(&self.kernel.network()?, inputs);
         let inputs = &self.granted.extend(inputs, host.addresses());
         let (mtu, uplink_mtu) = (desired::mtu(inputs, &host), host.uplink_mtu());
-        let mut before = self.device_state(&inputs.settings.interface, mtu).inspect_err(|_| {
+        let mut before = self.device_state(&inputs.settings.device.interface, mtu).inspect_err(|_| {
             // Without the device, packets to other nodes are dropped; they never leave in clear text.
             self.plan(inputs, host.clone(), OwnAddresses::default(), &BTreeMap::new(), now);
             if let Some(Planned { desired, .. }) = &self.planned {
                 let encapsulated = self.encapsulation.routes(desired);
                 let bypassed = self.down_peers.bypassed();
-                let state = desired.mesh_state(&inputs.settings.interface, bypassed, encapsulated, |_| None);
+                let state =
+                    desired.mesh_state(&inputs.settings.device.interface, bypassed, encapsulated, |_| None);
                 drop(self.kernel.apply(&state));
             }
         })?;
@@ -143,7 +144,8 @@ impl<K: Kernel> Mesh<K> {
         let has_path_socket = self.device.has_path_socket();
         let settings_relay = inputs.settings.relay.as_ref();
         self.device.use_device(|slot| {
-            let device = slot.open(&mut self.kernel, self.paths.port(), &inputs.settings.interface, mtu)?;
+            let device =
+                slot.open(&mut self.kernel, self.paths.port(), &inputs.settings.device.interface, mtu)?;
             let capabilities = Capabilities { backend: device.backend(), has_path_socket };
             let follows = Some((self.plans, capabilities));
             if self.followed != follows {
@@ -187,7 +189,7 @@ impl<K: Kernel> Mesh<K> {
             self.kernel.loosen_reverse_path_filter(link)?;
         }
         self.encapsulation.apply(&mut self.kernel, desired, uplink_mtu, now);
-        if !inputs.settings.bypasses_down_peers {
+        if !inputs.settings.routing.bypasses_down_peers {
             self.down_peers.clear();
         }
         let (bypassed, encapsulated) = (self.down_peers.bypassed(), self.encapsulation.routes(desired));
@@ -278,7 +280,7 @@ impl<K: Kernel> Mesh<K> {
 
     /// Takes from a report which nodes are down. [`Self::reconcile`] then bypasses others.
     fn watch_down_peers(&mut self, report: &Report, now: Instant) {
-        if self.planned.as_ref().is_some_and(|planned| planned.inputs.settings.bypasses_down_peers) {
+        if self.planned.as_ref().is_some_and(|planned| planned.inputs.settings.routing.bypasses_down_peers) {
             let states = report.peers.iter().map(|peer| (peer.public_key, peer.path.state));
             self.is_outdated |= self.down_peers.observe(now, &states.collect());
         }
@@ -366,7 +368,11 @@ impl<K: Kernel> Mesh<K> {
         now: Instant,
     ) {
         let settings = &inputs.settings;
-        let other = self.granularity.follow(settings.granularity, settings.topology.granularity, now);
+        let other = self.granularity.follow(
+            settings.locations.granularity,
+            settings.locations.topology.granularity,
+            now,
+        );
         let is_known = |last: &Planned| {
             last.inputs == *inputs
                 && (&last.host, &last.own_addresses) == (&host, &own_addresses)

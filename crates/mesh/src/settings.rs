@@ -26,38 +26,72 @@ use ipnet::{IpNet, Ipv4Net};
 
 pub use self::discovery::DiscoverySettings;
 
-/// A WireKubeMesh with defaults filled in.
+/// The WireGuard device of each node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MeshSettings {
-    /// Name of the WireGuard device.
+pub struct DeviceSettings {
+    /// Name of the interface.
     pub interface: String,
     /// UDP port of every node that has no other.
     pub port: u16,
-    /// Largest device MTU, in bytes.
+    /// Largest MTU, in bytes.
     pub mtu: u32,
+}
+
+/// Destinations in and outside of the mesh.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RoutingSettings {
     /// Destinations that never enter the mesh.
     pub excluded: Vec<IpNet>,
-    /// Which endpoints are published, and which are tried.
-    pub filters: EndpointFilters,
-    /// Whether nodes publish where they see others.
-    pub harvests_endpoints: bool,
     /// Whether what is in a network of this host is reached there, and not through the mesh.
     pub bypass_local_subnets: bool,
-    /// What administrators let members have, by the member's name.
-    pub grants: BTreeMap<String, Vec<IpNet>>,
+    /// Whether packets to nodes whose tunnels are down leave without a tunnel.
+    pub bypasses_down_peers: bool,
     /// Whether nodes are reached at their own addresses through the mesh, as KubeSpan does; WireKube's
     /// `autoAllowedIPs.includeNodeInternalIP` says no when it is there and false.
     pub claim_node_addresses: bool,
     /// Whether the networks of pods that Nodes have (`spec.podCIDRs`) are in the mesh.
     pub includes_pod_networks: bool,
-    /// Whether packets to nodes whose tunnels are down leave without a tunnel.
-    pub bypasses_down_peers: bool,
+    /// Prefixes that administrators let members have, by the member's name.
+    pub grants: BTreeMap<String, Vec<IpNet>>,
+}
+
+/// Ways through NATs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TraversalSettings {
     /// STUN servers, in the order of the resource.
     pub stun_servers: Vec<Endpoint>,
     /// Whether gateways are asked to lead the port to this node.
     pub port_mapping: bool,
-    /// Which pairs try many ports of a symmetric NAT.
+    /// Pairs of nodes that try many ports of a symmetric NAT.
     pub birthday: BirthdayPolicy,
+}
+
+/// Locations of nodes, and what goes between nodes of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocationSettings {
+    /// Between which nodes packets go without a tunnel.
+    pub granularity: Granularity,
+    /// Why `topology` says another granularity and it is not in use, as the controller says it.
+    pub waits: Option<String>,
+    /// Which of these take IP tunnels.
+    pub encapsulation: Encapsulation,
+    /// Where nodes are, and all of the two.
+    pub topology: Topology,
+}
+
+/// A WireKubeMesh with defaults filled in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MeshSettings {
+    /// The device.
+    pub device: DeviceSettings,
+    /// Destinations.
+    pub routing: RoutingSettings,
+    /// Which endpoints are published, and which are tried.
+    pub filters: EndpointFilters,
+    /// Whether nodes publish where they see others.
+    pub harvests_endpoints: bool,
+    /// Ways through NATs.
+    pub traversal: TraversalSettings,
     /// The relay, unless there is none or it is not to be used.
     pub relay: Option<RelaySettings>,
     /// Where the pods of the managed relay listen.
@@ -68,14 +102,8 @@ pub struct MeshSettings {
     pub revoked: Revoked,
     /// Whose deletion the controller has seen.
     pub deleted: Vec<Deletion>,
-    /// Between which nodes packets go without a tunnel.
-    pub granularity: Granularity,
-    /// Why `topology` says another granularity and it is not in use, as the controller says it.
-    pub granularity_waits: Option<String>,
-    /// Which of these take IP tunnels.
-    pub encapsulation: Encapsulation,
-    /// Where nodes are, and all of the two.
-    pub topology: Topology,
+    /// Locations.
+    pub locations: LocationSettings,
     /// Where the IPv4 addresses of nodes on the mesh are from.
     pub mesh_ipv4: Option<Ipv4Net>,
 }
@@ -110,43 +138,58 @@ impl MeshSettings {
     /// Reads the mesh resource; what does not parse is left out and added to `problems`.
     pub fn parse(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> Self {
         let spec = &mesh.spec;
-        let excluded = excluded(mesh, problems);
-        let stun_servers = stun_servers(mesh, problems);
+        // Problems are in the order of these.
+        let (excluded, stun_servers) = (excluded(mesh, problems), stun_servers(mesh, problems));
         let topology = topology::parse(mesh, problems);
-        let auto = spec.auto_allowed_ips.as_ref();
+        let filters = filters::parse(mesh, problems);
+        let routing = routing(mesh, excluded, problems);
         let traversal = spec.nat_traversal.as_ref();
-        let local = spec.routing.as_ref().and_then(|routing| routing.local_subnet_policy);
         Self {
-            excluded,
+            device: DeviceSettings {
+                interface: spec.interface_name.clone(),
+                port: spec.listen_port,
+                mtu: u32::from(spec.mtu),
+            },
+            routing,
             harvests_endpoints: spec.harvest_extra_endpoints,
-            filters: filters::parse(mesh, problems),
-            bypass_local_subnets: local == Some(LocalSubnetPolicy::Bypass),
-            grants: grants::parse(mesh, problems),
-            interface: spec.interface_name.clone(),
-            port: spec.listen_port,
-            mtu: u32::from(spec.mtu),
-            claim_node_addresses: auto.is_none_or(|auto| auto.include_node_internal_ip.unwrap_or(false)),
-            includes_pod_networks: mesh.includes_pod_networks(),
-            bypasses_down_peers: spec.routing.as_ref().is_some_and(|routing| routing.allow_down_peer_bypass),
-            stun_servers,
-            port_mapping: traversal.is_none_or(|traversal| traversal.port_mapping == Toggle::Enabled),
-            birthday: match traversal.and_then(|traversal| traversal.birthday_attack) {
-                Some(BirthdayAttack::Disabled) => BirthdayPolicy::Disabled,
-                Some(BirthdayAttack::Enabled) => BirthdayPolicy::Symmetric,
-                None => BirthdayPolicy::PortRestricted,
+            filters,
+            traversal: TraversalSettings {
+                stun_servers,
+                port_mapping: traversal.is_none_or(|traversal| traversal.port_mapping == Toggle::Enabled),
+                birthday: match traversal.and_then(|traversal| traversal.birthday_attack) {
+                    Some(BirthdayAttack::Disabled) => BirthdayPolicy::Disabled,
+                    Some(BirthdayAttack::Enabled) => BirthdayPolicy::Symmetric,
+                    None => BirthdayPolicy::PortRestricted,
+                },
             },
             relay: relay::parse(mesh, problems),
             relay_pods: relay::pods(mesh),
             discovery: discovery::parse(mesh, problems),
             revoked: revoked(mesh, problems),
             deleted: deleted(mesh),
-            granularity: mesh.granularity(),
-            granularity_waits: topology::waits(mesh),
-            encapsulation: topology.encapsulation,
-            topology,
+            locations: LocationSettings {
+                granularity: mesh.granularity(),
+                waits: topology::waits(mesh),
+                encapsulation: topology.encapsulation,
+                topology,
+            },
             // The API server has checked it.
             mesh_ipv4: spec.mesh_cidr.as_ref().and_then(|text| text.parse().ok()),
         }
+    }
+}
+
+fn routing(mesh: &WireKubeMesh, excluded: Vec<IpNet>, problems: &mut Vec<SourceProblem>) -> RoutingSettings {
+    let spec = &mesh.spec;
+    let auto = spec.auto_allowed_ips.as_ref();
+    let local = spec.routing.as_ref().and_then(|routing| routing.local_subnet_policy);
+    RoutingSettings {
+        excluded,
+        bypass_local_subnets: local == Some(LocalSubnetPolicy::Bypass),
+        bypasses_down_peers: spec.routing.as_ref().is_some_and(|routing| routing.allow_down_peer_bypass),
+        claim_node_addresses: auto.is_none_or(|auto| auto.include_node_internal_ip.unwrap_or(false)),
+        includes_pod_networks: mesh.includes_pod_networks(),
+        grants: grants::parse(mesh, problems),
     }
 }
 
@@ -237,7 +280,7 @@ mod tests {
         let spec = serde_json::from_value(json!({ "stunServers": entries })).unwrap();
         let mut problems = Vec::new();
         let settings = MeshSettings::parse(&WireKubeMesh::new("default", spec), &mut problems);
-        let servers: Vec<String> = settings.stun_servers.iter().map(ToString::to_string).collect();
+        let servers: Vec<String> = settings.traversal.stun_servers.iter().map(ToString::to_string).collect();
         let expected =
             ["a.example.com:19302", "b.example.com:3478", "[2001:db8::1]:3478", "[2001:db8::2]:3478"];
         assert_eq!(servers, expected);

@@ -50,7 +50,7 @@ pub(super) fn several(plan: &Plan) -> impl Iterator<Item = String> {
 /// The peers that stand for other nodes, or may.
 pub(super) fn desired(inputs: &Inputs, plan: &Plan) -> BTreeMap<PublicKey, DesiredGateway> {
     // Elsewhere each node is reached by itself.
-    if inputs.settings.granularity != Granularity::Location {
+    if inputs.settings.locations.granularity != Granularity::Location {
         return BTreeMap::new();
     }
     let members: BTreeMap<&str, &Arc<Member>> =

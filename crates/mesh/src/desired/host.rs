@@ -46,7 +46,7 @@ impl Host {
     pub fn new(network: &HostNetwork, inputs: &Inputs) -> Self {
         let pods = pod_prefixes(inputs);
         let ignored = Ignored {
-            links: vec![inputs.settings.interface.clone()],
+            links: vec![inputs.settings.device.interface.clone()],
             link_prefixes: Vec::new(),
             networks: pods.chain(&inputs.services).copied().collect(),
         };
@@ -76,5 +76,5 @@ fn own_addresses(network: &HostNetwork, ignored: &Ignored) -> (Vec<OwnAddress>, 
 
 /// MTU of the device on this host.
 pub fn mtu(inputs: &Inputs, host: &Host) -> u32 {
-    uplink::mesh_mtu(inputs.settings.mtu, host.uplink_mtu)
+    uplink::mesh_mtu(inputs.settings.device.mtu, host.uplink_mtu)
 }

@@ -150,7 +150,7 @@ fn policy(inputs: &Inputs, members: &[&Member]) -> BirthdayPolicy {
     match annotations.min() {
         Some(false) => BirthdayPolicy::Disabled,
         Some(true) => BirthdayPolicy::Symmetric,
-        None => inputs.settings.birthday,
+        None => inputs.settings.traversal.birthday,
     }
 }
 

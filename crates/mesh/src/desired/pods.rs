@@ -21,7 +21,7 @@ fn plausible_networks(member: &Member) -> impl Iterator<Item = &IpNet> {
 
 /// Prefixes of the member's pods that the mesh carries.
 pub(super) fn in_mesh<'a>(inputs: &Inputs, member: &'a Member) -> impl Iterator<Item = &'a IpNet> {
-    let includes = inputs.settings.includes_pod_networks;
+    let includes = inputs.settings.routing.includes_pod_networks;
     member.blocks.iter().chain(plausible_networks(member).filter(move |_| includes))
 }
 
@@ -62,7 +62,7 @@ mod tests {
         }
         other.endpoints.manual = "10.244.1.7:51820".parse().ok();
         let mut inputs = inputs([with(1, "10.244.1.0/24"), other]);
-        inputs.settings.includes_pod_networks = includes;
+        inputs.settings.routing.includes_pod_networks = includes;
         inputs
     }
 

@@ -16,11 +16,12 @@ pub(super) fn problems(
     stun: &StunAnswers,
     inside: &PrefixSet,
 ) -> Vec<MeshProblem> {
-    let open = plan.problems.iter().filter(|problem| !problem.is_solved_by(&inputs.settings.excluded));
+    let open =
+        plan.problems.iter().filter(|problem| !problem.is_solved_by(&inputs.settings.routing.excluded));
     let read = inputs.problems.iter().cloned().map(MeshProblem::Source);
     let refused = inputs.network.port_mappings.problems();
     let unusable = unusable_endpoints(inputs, inside).map(MeshProblem::Source);
-    let waits = inputs.settings.granularity_waits.iter().cloned();
+    let waits = inputs.settings.locations.waits.iter().cloned();
     read.chain(open.cloned().map(MeshProblem::Plan))
         .chain(waits.map(|message| MeshProblem::GranularityPending { message }))
         .chain(stun_problems(inputs, stun))
@@ -51,7 +52,7 @@ fn unusable_endpoints(inputs: &Inputs, inside: &PrefixSet) -> impl Iterator<Item
 /// this host does not have.
 fn stun_problems(inputs: &Inputs, stun: &StunAnswers) -> Vec<MeshProblem> {
     let Some(stun) = stun else {
-        let asked_for = !inputs.settings.stun_servers.is_empty();
+        let asked_for = !inputs.settings.traversal.stun_servers.is_empty();
         return asked_for.then_some(MeshProblem::StunUnavailable).into_iter().collect();
     };
     let unusable = stun.iter().filter_map(|(server, answer)| match answer {

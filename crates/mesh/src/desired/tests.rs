@@ -12,7 +12,7 @@ use super::*;
 use crate::discovery::Shared;
 use crate::inputs::{NetworkFacts, OwnKeys, OwnNode};
 use crate::port_mapping::PortMappings;
-use crate::settings::MeshSettings;
+use crate::settings::{DeviceSettings, LocationSettings, MeshSettings, RoutingSettings, TraversalSettings};
 
 mod stun;
 
@@ -45,29 +45,22 @@ pub(crate) fn inputs(members: impl IntoIterator<Item = Member>) -> Inputs {
         own: OwnNode { addresses: vec![own], claims: vec![own], ..OwnNode::default() },
         network: NetworkFacts::default(),
         settings: MeshSettings {
-            interface: "wire_kube".to_owned(),
-            port: 51820,
-            mtu: 1420,
-            excluded: Vec::new(),
+            device: DeviceSettings { interface: "wire_kube".to_owned(), port: 51820, mtu: 1420 },
+            routing: RoutingSettings { claim_node_addresses: true, ..RoutingSettings::default() },
             filters: EndpointFilters::default(),
             harvests_endpoints: true,
-            bypass_local_subnets: false,
-            grants: BTreeMap::new(),
-            claim_node_addresses: true,
-            includes_pod_networks: false,
-            bypasses_down_peers: false,
-            stun_servers: Vec::new(),
-            port_mapping: true,
-            birthday: BirthdayPolicy::default(),
+            traversal: TraversalSettings { port_mapping: true, ..TraversalSettings::default() },
             relay: None,
             relay_pods: Vec::new(),
             discovery: None,
             revoked: Revoked::default(),
             deleted: Vec::new(),
-            granularity_waits: None,
-            granularity: Granularity::Full,
-            encapsulation: Encapsulation::Never,
-            topology: Topology::default(),
+            locations: LocationSettings {
+                waits: None,
+                granularity: Granularity::Full,
+                encapsulation: Encapsulation::Never,
+                topology: Topology::default(),
+            },
             mesh_ipv4: None,
         },
         members: merge(members.into_iter().map(record).collect()).into_iter().map(Arc::new).collect(),
@@ -325,7 +318,7 @@ fn what_is_in_a_network_of_this_host_stays_out_of_the_mesh_where_the_mesh_wants_
     let mut inputs = inputs([member(1), member(2), member(300)]);
     let host = Host { networks: vec!["10.0.0.0/24".parse().unwrap()], ..host() };
     let mut targets = |bypass| {
-        inputs.settings.bypass_local_subnets = bypass;
+        inputs.settings.routing.bypass_local_subnets = bypass;
         let desired = Desired::new(&inputs, &host, Held::default(), &OwnAddresses::default());
         desired.traffic.targets_v4.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
@@ -351,7 +344,7 @@ fn neighbours_in_the_location_are_reached_without_the_tunnel_where_the_mesh_asks
         )
     };
     assert_eq!(plain(&inputs), (Vec::new(), Vec::new(), 1));
-    inputs.settings.granularity = Granularity::Cross;
+    inputs.settings.locations.granularity = Granularity::Cross;
     let (routes, links, peers) = plain(&inputs);
     let route = PlainRoute { destination: block, gateway: [10, 0, 0, 2].into(), link: 7, is_tunnel: false };
     assert!(routes.contains(&route), "{routes:?}");

@@ -27,7 +27,7 @@ pub struct DesiredTunnels {
 
 /// What the mesh resource asks for.
 pub(super) fn encapsulation(inputs: &Inputs) -> topology::Encapsulation {
-    match inputs.settings.encapsulation {
+    match inputs.settings.locations.encapsulation {
         Encapsulation::Always => topology::Encapsulation::Always,
         Encapsulation::CrossSubnet => topology::Encapsulation::CrossSubnet,
         Encapsulation::Never => topology::Encapsulation::Never,

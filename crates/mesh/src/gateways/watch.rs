@@ -131,7 +131,7 @@ mod tests {
             }
         });
         let mut inputs = inputs(members);
-        inputs.settings.granularity = granularity;
+        inputs.settings.locations.granularity = granularity;
         let desired = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default());
         let problems = GatewayWatch::default().problems(&desired, backend, None);
         problems.map(|problem| format!("{}: {problem}", problem.reason())).collect()

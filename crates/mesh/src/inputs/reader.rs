@@ -299,11 +299,11 @@ impl InputReader {
         let settings = MeshSettings::parse(&mesh, &mut problems);
         let unusable = |address| UnusableAddress::of(address, &members, &services);
         let own = self.own_node(&node, unusable, &mut problems);
-        problems.extend(annotations::location_problems(&node, &settings.topology));
+        problems.extend(annotations::location_problems(&node, &settings.locations.topology));
         problems.extend(of_members);
         let others = members.iter().filter(|member| member.name != self.node);
         let manual_of_others = others.filter_map(|member| member.endpoints.manual.as_ref());
-        let resolved = self.names.resolve(manual_of_others.chain(&settings.stun_servers));
+        let resolved = self.names.resolve(manual_of_others.chain(&settings.traversal.stun_servers));
         let before = self.last.as_ref().map(|last| last.members.as_slice()).unwrap_or_default();
         let members = shared(members, before);
         let claims = self.claims(&settings, &node);
@@ -417,5 +417,5 @@ impl InputReader {
 /// The addresses at which this node is reached through the mesh: its internal ones, without what its Node excludes. External ones belong to the address
 /// translation of the cloud, and are reached without the mesh.
 fn claims(settings: &MeshSettings, node: &Node) -> Vec<IpAddr> {
-    if settings.claim_node_addresses { annotations::own_addresses(node) } else { Vec::new() }
+    if settings.routing.claim_node_addresses { annotations::own_addresses(node) } else { Vec::new() }
 }

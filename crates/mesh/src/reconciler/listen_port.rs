@@ -53,7 +53,7 @@ impl ListenPort {
         // The kernel gives a device that was never configured a random one.
         let present =
             Some(state.listen_port).filter(|port| *port != 0 && state.fwmark == MARK_FROM_WIREGUARD);
-        let otherwise = present.unwrap_or(inputs.settings.port);
+        let otherwise = present.unwrap_or(inputs.settings.device.port);
         if otherwise == wanted {
             // Of a new device the port is a part of the first change.
             self.refused = None;

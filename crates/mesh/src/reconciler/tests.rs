@@ -92,7 +92,7 @@ fn a_new_mtu_opens_the_device_again() {
     let (mut mesh, now) = (mesh(&kernel), Instant::now());
     mesh.reconcile(&three(), now).unwrap();
     let mut narrower = inputs([member(1), member(2), member(3)]);
-    narrower.settings.mtu = 1300;
+    narrower.settings.device.mtu = 1300;
     let report = mesh.reconcile(&Arc::new(narrower), now).unwrap();
     assert_eq!(kernel.lock().unwrap().opened, ["wire_kube", "wire_kube"]);
     assert_eq!((report.device.mtu, report.problems), (1300, vec![]));
@@ -131,7 +131,7 @@ fn a_device_that_begins_anew_with_another_mtu_has_its_peers_and_endpoints_before
 
 fn renamed() -> Arc<Inputs> {
     let mut inputs = inputs([member(1), member(2), member(3)]);
-    inputs.settings.interface = "other".to_owned();
+    inputs.settings.device.interface = "other".to_owned();
     Arc::new(inputs)
 }
 
@@ -307,7 +307,7 @@ fn what_stun_servers_answer_is_reported_after_one_more_plan() {
     let (mut mesh, now) = (mesh(&kernel), Instant::now());
     let mut inputs = inputs([member(1), member(2)]);
     let servers = ["198.51.100.1:3478", "198.51.100.2:3478"];
-    inputs.settings.stun_servers = servers.map(|server| server.parse().unwrap()).to_vec();
+    inputs.settings.traversal.stun_servers = servers.map(|server| server.parse().unwrap()).to_vec();
     let inputs = Arc::new(inputs);
     // The first opens the device, the second knows its socket.
     mesh.reconcile(&inputs, now).unwrap();
@@ -405,7 +405,7 @@ fn a_node_that_is_down_is_bypassed_where_the_mesh_says_so_and_packets_to_it_are_
     let (mut mesh, mut now) = (mesh(&kernel), Instant::now());
     let with = |bypasses| {
         let mut inputs = inputs([member(1), member(2), member(3)]);
-        inputs.settings.bypasses_down_peers = bypasses;
+        inputs.settings.routing.bypasses_down_peers = bypasses;
         Arc::new(inputs)
     };
     let all: Vec<IpNet> = vec!["10.0.0.2/31".parse().unwrap()];

@@ -52,7 +52,7 @@ fn stun_servers_that_are_of_no_use_are_named() {
     assert_eq!(reasons(&answers([lie, mapped("203.0.113.1:4000")])), ["STUNServerUnusable"]);
     assert_eq!(reasons(&answers([StunAnswer::Missing; 2])), ["NoSTUNAnswer"]);
     assert_eq!(reasons(&OwnAddresses::default()), [""; 0]);
-    inputs.settings.stun_servers = vec!["198.51.100.1:3478".parse().unwrap()];
+    inputs.settings.traversal.stun_servers = vec!["198.51.100.1:3478".parse().unwrap()];
     let desired = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default());
     assert_eq!(desired.problems, [MeshProblem::StunUnavailable]);
 }
@@ -139,7 +139,7 @@ fn without_ipv4_peers_and_stun_servers_are_reached_through_the_nat64_but_no_pods
     let mut inputs =
         inputs([member(1), peer, Member { blocks: vec!["10.64.2.0/24".parse().unwrap()], ..member(3) }]);
     let host = behind_nat64(&mut inputs, "2001:db8:64::192.0.0.170");
-    inputs.settings.stun_servers =
+    inputs.settings.traversal.stun_servers =
         ["198.51.100.1:3478", "[2001:db8:64::c633:6401]:3478"].map(|server| server.parse().unwrap()).to_vec();
     let desired = Desired::new(&inputs, &host, Held::default(), &OwnAddresses::default());
     let candidates: Vec<String> =
@@ -174,7 +174,7 @@ fn annotations_of_the_two_nodes_come_before_the_birthday_policy_of_the_mesh() {
             member
         };
         let mut inputs = inputs([with(1, own), with(2, theirs)]);
-        inputs.settings.birthday = policy;
+        inputs.settings.traversal.birthday = policy;
         Desired::new(&inputs, &host(), Held::default(), &symmetric).peers[&key(2)].paths.birthday
     };
     let (yes, no) = (Some(true), Some(false));

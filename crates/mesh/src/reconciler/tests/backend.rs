@@ -11,8 +11,8 @@ fn locations(granularity: Granularity) -> Arc<Inputs> {
         Member { site: Some(Site { location, internal, ..Site::default() }), ..member(number.into()) }
     });
     let mut inputs = inputs(members);
-    inputs.settings.granularity = granularity;
-    inputs.settings.topology.granularity = granularity;
+    inputs.settings.locations.granularity = granularity;
+    inputs.settings.locations.topology.granularity = granularity;
     Arc::new(inputs)
 }
 
@@ -133,7 +133,7 @@ fn where_it_cannot_be_made_although_it_seemed_so_the_kernel_s_is_made_again_and_
 fn a_node_that_prepares_for_several_gateways_changes_before_they_are_used() {
     let kernel = with_wireguard();
     let mut inputs = Inputs::clone(&locations(Granularity::Full));
-    inputs.settings.topology.granularity = Granularity::Location;
+    inputs.settings.locations.topology.granularity = Granularity::Location;
     let (mut node, now) = (mesh(&kernel), Instant::now());
     assert_eq!(node.reconcile(&Arc::new(inputs), now).unwrap().device.backend, Backend::Embedded);
 }
@@ -147,8 +147,8 @@ fn a_change_of_the_granularity_needs_no_embedded_one_where_no_node_is_behind_gat
     let (mut node, now) = (mesh(&kernel), Instant::now());
     for (used, wanted) in [(0, 1), (1, 1), (1, 0), (0, 0)] {
         let granularity = |it| [Granularity::Full, Granularity::Location][it];
-        inputs.settings.granularity = granularity(used);
-        inputs.settings.topology.granularity = granularity(wanted);
+        inputs.settings.locations.granularity = granularity(used);
+        inputs.settings.locations.topology.granularity = granularity(wanted);
         let report = node.reconcile(&Arc::new(inputs.clone()), now).unwrap();
         assert_eq!((report.device.backend, reasons(&report)), (Backend::Kernel, vec![]));
     }

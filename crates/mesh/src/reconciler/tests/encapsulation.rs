@@ -12,7 +12,8 @@ fn on_two_subnets(encapsulation: Encapsulation) -> Arc<Inputs> {
         fairlead_topology::Member { blocks, site: Some(Site { internal, ..Site::default() }), ..member }
     };
     let mut inputs = inputs([in_location(1), in_location(300), member(2)]);
-    (inputs.settings.granularity, inputs.settings.encapsulation) = (Granularity::Cross, encapsulation);
+    (inputs.settings.locations.granularity, inputs.settings.locations.encapsulation) =
+        (Granularity::Cross, encapsulation);
     Arc::new(inputs)
 }
 
