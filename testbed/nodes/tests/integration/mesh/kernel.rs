@@ -96,7 +96,8 @@ fn a_link_that_goes_down_and_up_keeps_its_pod_and_its_address_also_when_the_node
     // A program that is frozen cannot restore anything; the one after it must find the addresses elsewhere.
     for node in cluster.nodes() {
         let id = program(&cluster, node).unwrap();
-        node.exec(&["ctr", "-n", "k8s.io", "tasks", "pause", &id]).unwrap();
+        // runc gives up where a process takes long to stop, and thaws it: "unable to freeze" on a busy machine.
+        eventually(TIMEOUT, || node.exec(&["ctr", "-n", "k8s.io", "tasks", "pause", &id])).unwrap();
         bounce(node);
         let of_pods = node.exec(&["ip", "route", "show", "table", "116", "type", "unicast"]).unwrap();
         assert_eq!(of_pods, "", "{}", node.name());
