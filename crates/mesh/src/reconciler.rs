@@ -40,8 +40,7 @@ pub struct Mesh<K> {
     kernel: K,
     device: DeviceSlot,
     listen_port: ListenPort,
-    planned: Option<Planned>,
-    planner: Planner,
+    planning: Planning,
     nat: NatType,
     paths: PathDriver,
     external: ExternalEndpoints,
@@ -54,9 +53,16 @@ pub struct Mesh<K> {
     granularity: GranularityChange,
     /// The paths found something from which another plan may follow.
     is_outdated: bool,
-    /// How often it planned.
-    pub(crate) plans: usize,
-    /// Which plan the paths follow, and on which device.
+}
+
+/// The last plan, and who follows it.
+#[derive(Default)]
+struct Planning {
+    planner: Planner,
+    last: Option<Arc<Planned>>,
+    /// How many plans there were.
+    count: usize,
+    /// The plan that the paths follow, by its number, and on which device.
     followed: Option<(usize, Capabilities)>,
 }
 
@@ -79,8 +85,7 @@ impl<K: Kernel> Mesh<K> {
             kernel,
             device,
             listen_port: ListenPort::default(),
-            planned: None,
-            planner: Planner::default(),
+            planning: Planning::default(),
             nat: NatType::Unknown,
             paths,
             external: ExternalEndpoints::default(),
@@ -92,8 +97,6 @@ impl<K: Kernel> Mesh<K> {
             keys: KeyChanges::default(),
             granularity: GranularityChange::default(),
             is_outdated: false,
-            plans: 0,
-            followed: None,
         }
     }
 
@@ -108,22 +111,18 @@ impl<K: Kernel> Mesh<K> {
         }
         let mut host = Host::new(&self.kernel.network()?, inputs);
         let inputs = &self.granted.extend(inputs, host.addresses());
-        let (mtu, uplink_mtu) = (desired::mtu(inputs, &host), host.uplink_mtu());
-        let mut before = self.device_state(&inputs.settings.device.interface, mtu).inspect_err(|_| {
-            // Without the device, packets to other nodes are dropped; they never leave in clear text.
-            self.plan(inputs, host.clone(), OwnAddresses::default(), &BTreeMap::new(), now);
-            if let Some(Planned { desired, .. }) = &self.planned {
-                let encapsulated = self.encapsulation.routes(desired);
-                let bypassed = self.down_peers.bypassed();
-                let state =
-                    desired.mesh_state(&inputs.settings.device.interface, bypassed, encapsulated, |_| None);
-                drop(self.kernel.apply(&state));
+        let mtu = desired::mtu(inputs, &host);
+        let mut before = match self.device_state(&inputs.settings.device.interface, mtu) {
+            Ok(before) => before,
+            Err(failure) => {
+                self.drop_packets(inputs, host, now);
+                return Err(failure);
             }
-        })?;
+        };
         // Before the device has the port, nothing can be asked: the next reconciliation follows at once.
         let listened_on = before.listen_port;
         host.port = self.settle_port(inputs, &mut before, now)?;
-        let (port, is_listening) = (host.port, listened_on == host.port);
+        let is_listening = listened_on == host.port;
         self.device.maintain_path_socket(self.paths.port());
         self.is_outdated |= !is_listening;
         let stun = self.ask_stun_servers(inputs, &host, is_listening, now);
@@ -132,8 +131,33 @@ impl<K: Kernel> Mesh<K> {
         self.observe_entries(&before, now);
         self.observe_keys(&before);
         self.paths.set_identity(&inputs.keys.private, inputs.keys.public);
-        self.plan(inputs, host, own_addresses, &before.peers, now);
-        let Some(Planned { desired, .. }) = &self.planned else { return Err(MeshFailure::NoMesh) };
+        let planned = self.plan(inputs, host, own_addresses, &before.peers, now);
+        self.configure_device(&planned, before, mtu, now)?;
+        self.lead_packets(&planned, now)?;
+        self.observe_granularity(now);
+        let report = self.report(now).ok_or(MeshFailure::NoMesh)?;
+        self.watch_down_peers(&report, now);
+        Ok(report)
+    }
+
+    /// Without the device, packets to other nodes are dropped; they never leave in clear text.
+    fn drop_packets(&mut self, inputs: &Arc<Inputs>, host: Host, now: Instant) {
+        let planned = self.plan(inputs, host, OwnAddresses::default(), &BTreeMap::new(), now);
+        let desired = &planned.desired;
+        let (encapsulated, bypassed) = (self.encapsulation.routes(desired), self.down_peers.bypassed());
+        let interface = &inputs.settings.device.interface;
+        drop(self.kernel.apply(&desired.mesh_state(interface, bypassed, encapsulated, |_| None)));
+    }
+
+    /// Gives the device its port, its peers and their endpoints. `before` is what it has.
+    fn configure_device(
+        &mut self,
+        planned: &Planned,
+        mut before: DeviceState,
+        mtu: u32,
+        now: Instant,
+    ) -> Result<(), MeshFailure> {
+        let Planned { inputs, host, desired, .. } = planned;
         let gateways = gateways::several(desired);
         let changed_over = self.device.use_device(|slot| {
             slot.change_over(&mut self.kernel, self.paths.port(), gateways, &before, now)
@@ -141,64 +165,69 @@ impl<K: Kernel> Mesh<K> {
         self.is_outdated |= changed_over.is_some();
         // The new device has no sessions yet: the paths go on where the old one's led.
         let replaced = changed_over.map(|state| std::mem::replace(&mut before, state));
+        let interface = &inputs.settings.device.interface;
         let has_path_socket = self.device.has_path_socket();
-        let settings_relay = inputs.settings.relay.as_ref();
-        self.device.use_device(|slot| {
-            let device =
-                slot.open(&mut self.kernel, self.paths.port(), &inputs.settings.device.interface, mtu)?;
-            let capabilities = Capabilities { backend: device.backend(), has_path_socket };
-            let follows = Some((self.plans, capabilities));
-            if self.followed != follows {
-                let Inputs { settings, .. } = &**inputs;
-                self.paths.relay().set_users(port, |key| {
-                    desired.peers.contains_key(key) || desired.prepared.contains_key(key)
-                });
-                self.paths.relay().set_nat64(&desired.own_side.view.nat64);
-                self.paths.set_peers(&desired.peers, capabilities, settings.relay.as_ref(), now);
-                let since = self.paths.port().since(now);
-                self.paths.port().with_agent(|agent| {
-                    agent.set_own_side(since, desired.own_side.clone());
-                    agent.set_mtu(mtu);
-                    agent.set_nat64(&desired.own_side.view.nat64.prefixes);
-                });
-                self.followed = follows;
-            }
-            self.paths.port().watch_refusals(port);
-            let mut endpoints = self.paths.observe(replaced.as_ref().unwrap_or(&before), now);
-            endpoints.extend(self.keys.endpoints(&before, |endpoint, key| {
-                self.paths.relay_transport(endpoint)?;
-                Some(self.paths.relay().path(settings_relay?, key)?.endpoint)
-            }));
-            let settings = (&inputs.keys.private, port, MARK_FROM_WIREGUARD);
-            let mut change = before
-                .change_of(settings, &desired.peers, |key, peer| (&peer.config, endpoints.get(key).copied()));
-            self.paths.complete(&mut change, &before, &endpoints);
-            let times = (now, SystemTime::now());
-            self.external.complete(&mut change, &desired.external, &before, times);
-            key_changes::complete(&mut change, &desired.prepared, &before);
-            self.paths.remember(before);
-            slot.change(&change, &desired.accepted)?;
-            self.keys.applied();
-            Ok(())
+        let backend = self.device.use_device(|slot| {
+            Ok(slot.open(&mut self.kernel, self.paths.port(), interface, mtu)?.backend())
         })?;
-        self.listen_port.set(Some(port));
+        self.follow_plan(planned, Capabilities { backend, has_path_socket }, mtu, now);
+        self.paths.port().watch_refusals(host.port);
+        let mut endpoints = self.paths.observe(replaced.as_ref().unwrap_or(&before), now);
+        let relay = inputs.settings.relay.as_ref();
+        endpoints.extend(self.keys.endpoints(&before, |endpoint, key| {
+            self.paths.relay_transport(endpoint)?;
+            Some(self.paths.relay().path(relay?, key)?.endpoint)
+        }));
+        let settings = (&inputs.keys.private, host.port, MARK_FROM_WIREGUARD);
+        let mut change = before
+            .change_of(settings, &desired.peers, |key, peer| (&peer.config, endpoints.get(key).copied()));
+        self.paths.complete(&mut change, &before, &endpoints);
+        self.external.complete(&mut change, &desired.external, &before, (now, SystemTime::now()));
+        key_changes::complete(&mut change, &desired.prepared, &before);
+        self.paths.remember(before);
+        self.device.use_device(|slot| slot.change(&change, &desired.accepted))?;
+        self.keys.applied();
+        self.listen_port.set(Some(host.port));
+        Ok(())
+    }
+
+    /// Tells the paths of a plan, or a device, that they do not follow yet.
+    fn follow_plan(&mut self, planned: &Planned, capabilities: Capabilities, mtu: u32, now: Instant) {
+        let follows = Some((self.planning.count, capabilities));
+        if self.planning.followed == follows {
+            return;
+        }
+        let Planned { inputs, host, desired, .. } = planned;
+        let is_peer = |key: &PublicKey| desired.peers.contains_key(key) || desired.prepared.contains_key(key);
+        self.paths.relay().set_users(host.port, is_peer);
+        self.paths.relay().set_nat64(&desired.own_side.view.nat64);
+        self.paths.set_peers(&desired.peers, capabilities, inputs.settings.relay.as_ref(), now);
+        let since = self.paths.port().since(now);
+        self.paths.port().with_agent(|agent| {
+            agent.set_own_side(since, desired.own_side.clone());
+            agent.set_mtu(mtu);
+            agent.set_nat64(&desired.own_side.view.nat64.prefixes);
+        });
+        self.planning.followed = follows;
+    }
+
+    /// Leads packets into the device, into IP tunnels and past both.
+    fn lead_packets(&mut self, planned: &Planned, now: Instant) -> Result<(), MeshFailure> {
+        let Planned { inputs, host, desired, .. } = planned;
         let interface = self.device.interface();
         // Answers to what came out of the tunnel may leave by another link than the main table says.
         self.kernel.loosen_reverse_path_filter(&interface)?;
         for link in desired.traffic.plain_links() {
             self.kernel.loosen_reverse_path_filter(link)?;
         }
-        self.encapsulation.apply(&mut self.kernel, desired, uplink_mtu, now);
+        self.encapsulation.apply(&mut self.kernel, desired, host.uplink_mtu(), now);
         if !inputs.settings.routing.bypasses_down_peers {
             self.down_peers.clear();
         }
         let (bypassed, encapsulated) = (self.down_peers.bypassed(), self.encapsulation.routes(desired));
         let state = desired.mesh_state(&interface, bypassed, encapsulated, |key| self.paths.route_mtu(key));
         self.kernel.apply(&state)?;
-        self.observe_granularity(now);
-        let report = self.report(now).ok_or(MeshFailure::NoMesh)?;
-        self.watch_down_peers(&report, now);
-        Ok(report)
+        Ok(())
     }
 
     /// Leaves the mesh: removes the device and what leads packets into it, also what an earlier program left.
@@ -206,9 +235,9 @@ impl<K: Kernel> Mesh<K> {
     /// # Errors
     /// The kernel refuses something. The next call goes on from there.
     pub fn disable(&mut self) -> Result<(), MeshFailure> {
-        self.planned = None;
+        self.planning.last = None;
         self.granularity = GranularityChange::default();
-        self.planner = Planner::default();
+        self.planning.planner = Planner::default();
         self.listen_port.set(None);
         self.down_peers.clear();
         self.encapsulation = EncapsulationWatch::default();
@@ -280,7 +309,12 @@ impl<K: Kernel> Mesh<K> {
 
     /// Takes from a report which nodes are down. [`Self::reconcile`] then bypasses others.
     fn watch_down_peers(&mut self, report: &Report, now: Instant) {
-        if self.planned.as_ref().is_some_and(|planned| planned.inputs.settings.routing.bypasses_down_peers) {
+        if self
+            .planning
+            .last
+            .as_ref()
+            .is_some_and(|planned| planned.inputs.settings.routing.bypasses_down_peers)
+        {
             let states = report.peers.iter().map(|peer| (peer.public_key, peer.path.state));
             self.is_outdated |= self.down_peers.observe(now, &states.collect());
         }
@@ -288,7 +322,7 @@ impl<K: Kernel> Mesh<K> {
 
     /// Whether Peers may come to this node that are at another entry node now, or nodes with keys that they announced.
     pub fn is_standby(&self) -> bool {
-        let mut planned = self.planned.iter().map(|planned| &planned.desired);
+        let mut planned = self.planning.last.iter().map(|planned| &planned.desired);
         planned.any(|desired| {
             !desired.prepared.is_empty() || desired.external.values().any(DesiredExternal::is_standby)
         })
@@ -312,12 +346,12 @@ impl<K: Kernel> Mesh<K> {
     pub fn has_gateways(&self) -> bool {
         let has_any =
             |desired: &Desired| !(desired.gateways.used.is_empty() && desired.tunnels.ends.is_empty());
-        self.planned.as_ref().is_some_and(|planned| has_any(&planned.desired))
+        self.planning.last.as_ref().is_some_and(|planned| has_any(&planned.desired))
     }
 
     /// Asks whether gateways forward and nodes answer through IP tunnels. [`Self::reconcile`] then uses other ways.
     pub fn watch_gateways(&mut self, now: Instant) {
-        if let Some(Planned { desired, .. }) = &self.planned {
+        if let Some(Planned { desired, .. }) = self.planning.last.as_deref() {
             let backend = self.device.device.as_ref().map(|open| open.device.backend());
             self.is_outdated |= self.gateways.observe(desired, &self.paths, backend, now);
             self.is_outdated |= self.encapsulation.observe(&desired.tunnels, now);
@@ -325,13 +359,13 @@ impl<K: Kernel> Mesh<K> {
     }
 
     fn observe_entries(&mut self, state: &DeviceState, now: Instant) -> bool {
-        let Some(Planned { desired, .. }) = &self.planned else { return false };
+        let Some(Planned { desired, .. }) = self.planning.last.as_deref() else { return false };
         self.entries.observe(&desired.external, state, now)
     }
 
     /// Looks whether the tunnels are up that the next granularity needs; what it needs is accepted already.
     fn observe_granularity(&mut self, now: Instant) {
-        let Some(Planned { desired, .. }) = &self.planned else { return };
+        let Some(Planned { desired, .. }) = self.planning.last.as_deref() else { return };
         let is_up = |key| self.paths.status(key, now).is_some_and(|(status, _)| status.state == State::Up);
         let are_up = desired.added.iter().all(is_up);
         self.granularity.observe(are_up, now);
@@ -339,13 +373,19 @@ impl<K: Kernel> Mesh<K> {
     }
 
     fn observe_keys(&mut self, state: &DeviceState) -> bool {
-        let Some(Planned { desired, .. }) = &self.planned else { return false };
+        let Some(Planned { desired, .. }) = self.planning.last.as_deref() else { return false };
         self.keys.observe(desired, state)
     }
 
     /// Whether the paths found something that [`Self::reconcile`] has to take up.
     pub fn is_outdated(&self) -> bool {
         self.is_outdated
+    }
+
+    /// How often it planned.
+    #[cfg(test)]
+    pub(crate) fn plans(&self) -> usize {
+        self.planning.count
     }
 
     /// The WireGuard port as the paths use it.
@@ -366,7 +406,7 @@ impl<K: Kernel> Mesh<K> {
         own_addresses: OwnAddresses,
         present: &BTreeMap<PublicKey, PeerState>,
         now: Instant,
-    ) {
+    ) -> Arc<Planned> {
         let settings = &inputs.settings;
         let other = self.granularity.follow(
             settings.locations.granularity,
@@ -380,11 +420,11 @@ impl<K: Kernel> Mesh<K> {
                 && last.down == self.gateways.down()
                 && (last.other, &last.completed) == (other, self.keys.completed())
         };
-        if self.planned.as_ref().is_some_and(is_known) {
-            return;
+        if let Some(planned) = self.planning.last.as_ref().filter(|planned| is_known(planned)) {
+            return Arc::clone(planned);
         }
-        self.plans = self.plans.saturating_add(1);
-        self.keys.follow(self.planned.as_ref().map(|planned| &planned.desired), &inputs.members);
+        self.planning.count = self.planning.count.saturating_add(1);
+        self.keys.follow(self.planning.last.as_ref().map(|planned| &planned.desired), &inputs.members);
         let completed = self.keys.completed().clone();
         let entry_terms = self.entries.terms().clone();
         let prefixes = self.keys.held(present);
@@ -396,11 +436,11 @@ impl<K: Kernel> Mesh<K> {
             completed: completed.clone(),
             other,
         };
-        let before = self.planned.as_ref().map(|planned| (&*planned.inputs, &planned.desired));
-        let planner = &mut self.planner;
+        let before = self.planning.last.as_ref().map(|planned| (&*planned.inputs, &planned.desired));
+        let planner = &mut self.planning.planner;
         let desired = Desired::following(before, planner, inputs, &host, held, &own_addresses);
         self.nat = self.nat.updated(desired.nat);
-        self.planned = Some(Planned {
+        let planned = Arc::new(Planned {
             inputs: Arc::clone(inputs),
             host,
             own_addresses,
@@ -410,6 +450,8 @@ impl<K: Kernel> Mesh<K> {
             other,
             desired,
         });
+        self.planning.last = Some(Arc::clone(&planned));
+        planned
     }
 
     /// Tells the paths whom to ask where this node is, and returns what is known; `None` where the port gives no access.
@@ -424,7 +466,7 @@ impl<K: Kernel> Mesh<K> {
         let servers =
             if has_socket && is_listening { desired::stun_servers(inputs, host) } else { Vec::new() };
         self.paths.set_stun_servers(&servers, now);
-        if self.planned.as_ref().is_some_and(|last| last.host != *host) {
+        if self.planning.last.as_ref().is_some_and(|last| last.host != *host) {
             self.paths.network_changed(now);
         }
         has_socket.then(|| self.paths.stun_answers())

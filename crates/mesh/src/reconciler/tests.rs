@@ -68,7 +68,7 @@ fn a_change_is_one_batch_and_the_same_again_is_none() {
     mesh.reconcile(&three(), now).unwrap();
     let kernel = kernel.lock().unwrap();
     assert_eq!((kernel.changes.len(), kernel.applied.len(), kernel.opened.len()), (0, 0, 0));
-    assert_eq!(mesh.plans, 1, "nothing changed that the plan follows from");
+    assert_eq!(mesh.plans(), 1, "nothing changed that the plan follows from");
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn after_a_failure_the_next_step_goes_on_from_there() {
     mesh.reconcile(&three(), now).unwrap();
     let kernel = kernel.lock().unwrap();
     assert_eq!((kernel.opened.len(), kernel.changes.len(), kernel.applied.len()), (1, 1, 2));
-    assert_eq!(mesh.plans, 1);
+    assert_eq!(mesh.plans(), 1);
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn a_path_timer_reads_the_device_once_and_nothing_else() {
         }
     }
     let kernel = kernel.lock().unwrap();
-    assert_eq!(mesh.plans, 1, "no plan");
+    assert_eq!(mesh.plans(), 1, "no plan");
     assert_eq!(
         (kernel.networks_read, kernel.applied.len(), kernel.mesh_reads),
         (0, 0, 0),
@@ -317,7 +317,7 @@ fn what_stun_servers_answer_is_reported_after_one_more_plan() {
     let mut requests = socket.sent.lock().unwrap().clone();
     requests.retain(|(_, datagram)| stun::is_stun(datagram));
     assert_eq!(requests.iter().map(|(to, _)| to.to_string()).collect::<Vec<_>>(), servers);
-    let plans = mesh.plans;
+    let plans = mesh.plans();
     for (server, request) in &requests {
         let datagram =
             PathDatagram { local: None, socket: None, remote: *server, payload: stun_response(request) };
@@ -328,10 +328,10 @@ fn what_stun_servers_answer_is_reported_after_one_more_plan() {
     assert!(mesh.is_outdated());
     let report = mesh.reconcile(&inputs, now).unwrap();
     assert!(!mesh.is_outdated());
-    assert_eq!((report.translation.nat, mesh.plans - plans), (NatType::Cone, 1));
+    assert_eq!((report.translation.nat, mesh.plans() - plans), (NatType::Cone, 1));
     assert_eq!(report.endpoints.reflexive, ["203.0.113.1:4000".parse().unwrap()]);
     mesh.reconcile(&inputs, now).unwrap();
-    assert_eq!(mesh.plans - plans, 1, "the same answers change nothing");
+    assert_eq!(mesh.plans() - plans, 1, "the same answers change nothing");
 }
 
 /// A peer that is another agent asks whether this node is there, from an address, and is asked and answers. What it was sent.

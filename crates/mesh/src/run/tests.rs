@@ -340,7 +340,7 @@ async fn timers_of_paths_read_no_objects_plan_nothing_and_dump_nothing() {
     drop(stop);
     let mesh = task.await.unwrap();
     let kernel = kernel.lock().unwrap();
-    assert_eq!((mesh.plans, kernel.applied.len()), (2, 2));
+    assert_eq!((mesh.plans(), kernel.applied.len()), (2, 2));
     assert_eq!(kernel.mesh_reads, kernel.networks_read, "only reconciliation dumps anything");
     assert!(kernel.networks_read > before && reports.snapshot().failure.is_none());
 }
