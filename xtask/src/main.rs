@@ -22,6 +22,9 @@ Commands:
                           run the demo: pods on nodes in different networks reach each other
   test [RING...] [-- WORD...]
                           run the tests; rings: pure lab kube vm demo (all of them without a name), and nodes (only by name)
+  test --changed[=REVISION] [RING...]
+                          run the tests of packages that a change since REVISION can break; without one, since the
+                          commit that this branch has in common with origin/main
   test soak               run the tests that are too long for every run (some hours)
   test conformance [--families ipv4|dual] [--network mesh|relay|router|stock] [--focus REGEX]
                           run Kubernetes's own network conformance tests on three real nodes (no ring; --help says more)

@@ -1,5 +1,6 @@
 //! `cargo xtask test`: builds all tests, runs those of the chosen rings, adds up the counts, and fails when something did not run.
 
+mod changed;
 mod executables;
 mod jobs;
 mod libtest;
@@ -8,6 +9,7 @@ mod run;
 mod schedule;
 mod times;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -55,7 +57,13 @@ pub(crate) fn run(arguments: &[String]) -> Result {
         None => (arguments, &[][..]),
     };
     let mut filter = Filter::parse(filter)?;
-    let chosen = rings::choose(names, &filter)?;
+    let (changed, names) = changed(names)?;
+    let mut chosen = rings::choose(&names, &filter)?;
+    if let Some(changed) = &changed {
+        chosen.rings.retain(|ring| ring.packages.iter().any(|package| changed.contains(*package)));
+        let names: Vec<&str> = changed.iter().map(String::as_str).collect();
+        say(&format!("==> a change can break the tests of {} packages: {}", names.len(), names.join(" ")));
+    }
     if chosen.selection == Selection::Soak {
         filter.ignored = Ignored::Too;
     }
@@ -63,12 +71,29 @@ pub(crate) fn run(arguments: &[String]) -> Result {
     let executables = set_up(&chosen.rings)?;
     rings::assign(&executables)?;
     let built = start.elapsed();
-    let jobs = plan(&chosen.rings, &executables, chosen.selection, &filter)?;
+    let mut jobs = plan(&chosen.rings, &executables, chosen.selection, &filter)?;
+    if let Some(changed) = &changed {
+        jobs.retain(|job| changed.contains(&job.executable.package));
+    }
     let reports = run_jobs(&jobs, &executables, &filter);
     let total = sum(&chosen.rings, &jobs, &reports, &filter);
     say_times(&jobs, &reports, built, start.elapsed());
     print(&format!("{}\n", total.counts));
     if total.problems.is_empty() { Ok(()) } else { Err(total.problems.join("\n       ")) }
+}
+
+/// The packages that a change can break, if `--changed` or `--changed=REVISION` is among the names, and the other names.
+fn changed(names: &[String]) -> std::result::Result<(Option<BTreeSet<String>>, Vec<String>), String> {
+    let (options, names): (Vec<String>, Vec<String>) =
+        names.iter().cloned().partition(|name| name.starts_with('-'));
+    match options.as_slice() {
+        [] => Ok((None, names)),
+        [option] if option == "--changed" => Ok((Some(changed::packages(None)?), names)),
+        [option] if option.starts_with("--changed=") => {
+            Ok((Some(changed::packages(option.strip_prefix("--changed="))?), names))
+        }
+        unknown => Err(format!("unknown option {}; there is --changed[=REVISION]", unknown.join(" "))),
+    }
 }
 
 fn set_up(chosen: &[&Ring]) -> std::result::Result<Vec<Executable>, String> {
