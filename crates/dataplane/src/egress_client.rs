@@ -133,7 +133,7 @@ pub enum Error {
     Refused {
         /// File of the namespace.
         netns: PathBuf,
-        /// What it refused and why.
+        /// The kernel's error, with the request.
         source: fairlead_netlink::Error,
         /// What to do.
         advice: String,

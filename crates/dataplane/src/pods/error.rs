@@ -1,11 +1,11 @@
-//! What can go wrong with the link of a pod.
+//! Errors of the links of pods.
 
 use std::io;
 use std::path::PathBuf;
 
 use crate::uplink::SysctlError;
 
-/// Why a pod's link could not be made, removed or listed.
+/// Error of making, removing or listing the links of pods.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The pod already has an interface of that name, and it is not one of ours.
@@ -19,11 +19,11 @@ pub enum Error {
     /// Something asked for cannot be.
     #[error("{field} {value:?} {reason}")]
     Invalid {
-        /// Which part of the request.
+        /// Part of the request.
         field: &'static str,
-        /// What it was.
+        /// Its value.
         value: String,
-        /// Why not.
+        /// Reason, which follows the value in the text.
         reason: &'static str,
     },
     /// The kernel refused.
@@ -33,7 +33,7 @@ pub enum Error {
         container_id: String,
         /// Name of the interface.
         ifname: String,
-        /// What it refused and why.
+        /// The kernel's error, with the request.
         source: fairlead_netlink::Error,
     },
     /// Links or routes could not be read.

@@ -1,4 +1,4 @@
-//! A table as it should be and as the kernel has it.
+//! nftables tables and their sets, as desired and as read from the kernel.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddrV4};
