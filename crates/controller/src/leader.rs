@@ -5,12 +5,15 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use fairlead_api::resources::{NodeFilters, NodeLocation, Topology};
-use fairlead_cluster::caches::{self, config};
+use fairlead_api::resources::{
+    AddressBlock, AddressPool, BlockRequest, Egress, NodeFilters, NodeLocation, Topology, WireKubeMesh,
+    WireKubePeer,
+};
+use fairlead_cluster::caches::{self, Cache, config};
 use fairlead_cluster::events::{EventMetrics, EventPublisher};
 use fairlead_cluster::lean;
 use fairlead_cluster::metrics::{Pool, register};
-use fairlead_cluster::subsystem::Supervisor;
+use fairlead_cluster::subsystem::{Subsystem, Supervisor};
 use fairlead_ipam::orphans::Graces;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, NodeCondition, NodeSpec, NodeStatus};
@@ -52,82 +55,126 @@ pub(crate) fn start(
     pauses: Pauses,
 ) {
     let subsystem = supervisor.subsystem(leadership::NAME);
-    let pools = watcher(Api::all(client.clone()), config()).modify(lean::any);
-    let pools = caches::start(subsystem, "AddressPools", pools);
-    let known = Arc::new(Mutex::new(KnownBlocks::default()));
-    let (blocks, follower) =
-        (watcher(Api::all(client.clone()), config()).modify(lean::labelled), Arc::clone(&known));
-    let blocks = blocks.inspect(move |event| {
-        if let Ok(event) = event {
-            grants::lock(&follower).observe(Instant::now(), event);
-        }
-    });
-    let blocks = caches::start(subsystem, "AddressBlocks", blocks);
-    let requests = watcher(Api::all(client.clone()), config()).modify(lean::identified);
-    let requests = caches::start(subsystem, "BlockRequests", requests);
-    let nodes = watcher(Api::all(client.clone()), config()).modify(trim_node);
-    let nodes = caches::start(subsystem, "Nodes", nodes);
-    let meshes = watcher(Api::all(client.clone()), config()).modify(lean::any);
-    let meshes = caches::start(subsystem, "WireKubeMeshes", meshes);
-    let peers = watcher(Api::all(client.clone()), config()).modify(lean::any);
-    let noted = Noted::default();
-    let noting = noted.clone();
-    let peers = caches::start_noting(subsystem, "WireKubePeers", peers, move |peer| noting.note(peer));
-    let stores = Stores {
-        blocks: blocks.store.clone(),
-        nodes: nodes.store.clone(),
-        pools: pools.store.clone(),
-        requests: requests.store.clone(),
-        known,
-        generations: [blocks.subscribe(), nodes.subscribe(), pools.subscribe(), requests.subscribe()],
-    };
+    let caches = Caches::start(subsystem, client);
+    let stores = caches.stores();
     metrics.leads(Some(stores.clone()));
     let reporter = Reporter::from("fairlead-controller");
     let events = EventPublisher::start(subsystem, client.clone(), reporter, metrics.events.clone());
+    caches.start_blocks(subsystem, client, stores, &events, metrics, pauses);
+    caches.start_services(subsystem, client, identity);
+    caches.start_mesh(subsystem, client, events);
+}
 
-    let grants = grants::run(
-        client.clone(),
-        stores.clone(),
-        requests.subscribe(),
-        metrics.grants.clone(),
-        pauses.hold_off,
-    );
-    subsystem.spawn("grants", stores.clone().then(grants));
-    let changes = [pools.subscribe(), blocks.subscribe()];
-    let pools =
-        pools::run(client.clone(), stores.clone(), changes, events.clone(), metrics.reconciles.clone());
-    subsystem.spawn("pools", stores.clone().then(pools));
-    let orphans = orphans::run(
-        client.clone(),
-        stores.clone(),
-        [nodes.subscribe(), blocks.subscribe()],
-        metrics.orphans.clone(),
-        pauses,
-    );
-    subsystem.spawn("orphans", stores.then(orphans));
-    let egresses = watcher(Api::all(client.clone()), config()).modify(lean::any);
-    let egresses = caches::start(subsystem, "Egresses", egresses);
-    let changes = [meshes.subscribe(), egresses.subscribe()];
-    let ignored = without_effect::run(client.clone(), meshes.store.clone(), egresses.store, changes);
-    subsystem.spawn("conditions of what has no effect", ignored);
-    let relay = Reconciler::new(client.clone(), meshes.store.clone(), identity.to_owned());
-    subsystem.spawn("relay", relay.run(meshes.subscribe()));
-    let secret = discovery::run(client.clone(), meshes.store.clone(), meshes.subscribe());
-    subsystem.spawn("secret for discovery", secret);
-    let changes = [nodes.subscribe(), peers.subscribe(), meshes.subscribe()];
-    let (all_meshes, all_nodes, all_peers) = (meshes.store.clone(), nodes.store.clone(), peers.store.clone());
-    let granularity = granularity::run(client.clone(), all_meshes, all_nodes, all_peers, changes, events);
-    subsystem.spawn("granularity", granularity);
-    let changes = [nodes.subscribe(), peers.subscribe(), meshes.subscribe()];
-    let facts =
-        peer_facts::run(client.clone(), nodes.store, peers.store.clone(), meshes.store.clone(), changes);
-    subsystem.spawn("facts of Nodes", facts);
-    let changes = [meshes.subscribe(), peers.subscribe()];
-    let deleted =
-        deleted_peers::run(client.clone(), meshes.store.clone(), peers.store.clone(), noted, changes);
-    subsystem.spawn("deleted WireKubePeers", deleted);
-    let changes = [meshes.subscribe(), peers.subscribe()];
-    subsystem.spawn("mesh", mesh::run(client.clone(), meshes.store, peers.store, changes));
+/// Objects that the leader watches.
+struct Caches {
+    blocks: Cache<AddressBlock>,
+    /// The blocks, as decisions about requests take them.
+    known: Arc<Mutex<KnownBlocks>>,
+    pools: Cache<AddressPool>,
+    requests: Cache<BlockRequest>,
+    nodes: Cache<Node>,
+    meshes: Cache<WireKubeMesh>,
+    peers: Cache<WireKubePeer>,
+    /// Deletions of peers.
+    noted: Noted,
+    egresses: Cache<Egress>,
+}
+
+impl Caches {
+    fn start(subsystem: &mut Subsystem, client: &Client) -> Self {
+        let pools = watcher(Api::all(client.clone()), config()).modify(lean::any);
+        let pools = caches::start(subsystem, "AddressPools", pools);
+        let known = Arc::new(Mutex::new(KnownBlocks::default()));
+        let (blocks, follower) =
+            (watcher(Api::all(client.clone()), config()).modify(lean::labelled), Arc::clone(&known));
+        let blocks = blocks.inspect(move |event| {
+            if let Ok(event) = event {
+                grants::lock(&follower).observe(Instant::now(), event);
+            }
+        });
+        let blocks = caches::start(subsystem, "AddressBlocks", blocks);
+        let requests = watcher(Api::all(client.clone()), config()).modify(lean::identified);
+        let requests = caches::start(subsystem, "BlockRequests", requests);
+        let nodes = watcher(Api::all(client.clone()), config()).modify(trim_node);
+        let nodes = caches::start(subsystem, "Nodes", nodes);
+        let meshes = watcher(Api::all(client.clone()), config()).modify(lean::any);
+        let meshes = caches::start(subsystem, "WireKubeMeshes", meshes);
+        let peers = watcher(Api::all(client.clone()), config()).modify(lean::any);
+        let noted = Noted::default();
+        let noting = noted.clone();
+        let peers = caches::start_noting(subsystem, "WireKubePeers", peers, move |peer| noting.note(peer));
+        let egresses = watcher(Api::all(client.clone()), config()).modify(lean::any);
+        let egresses = caches::start(subsystem, "Egresses", egresses);
+        Self { blocks, known, pools, requests, nodes, meshes, peers, noted, egresses }
+    }
+
+    fn stores(&self) -> Stores {
+        let Self { blocks, nodes, pools, requests, .. } = self;
+        Stores {
+            blocks: blocks.store.clone(),
+            nodes: nodes.store.clone(),
+            pools: pools.store.clone(),
+            requests: requests.store.clone(),
+            known: Arc::clone(&self.known),
+            generations: [blocks.subscribe(), nodes.subscribe(), pools.subscribe(), requests.subscribe()],
+        }
+    }
+
+    /// Starts to grant and release blocks, and to maintain their pools.
+    fn start_blocks(
+        &self,
+        subsystem: &mut Subsystem,
+        client: &Client,
+        stores: Stores,
+        events: &EventPublisher,
+        metrics: &LeaderMetrics,
+        pauses: Pauses,
+    ) {
+        let changed = self.requests.subscribe();
+        let grants =
+            grants::run(client.clone(), stores.clone(), changed, metrics.grants.clone(), pauses.hold_off);
+        subsystem.spawn("grants", stores.clone().then(grants));
+        let changes = [self.pools.subscribe(), self.blocks.subscribe()];
+        let pools =
+            pools::run(client.clone(), stores.clone(), changes, events.clone(), metrics.reconciles.clone());
+        subsystem.spawn("pools", stores.clone().then(pools));
+        let changes = [self.nodes.subscribe(), self.blocks.subscribe()];
+        let orphans = orphans::run(client.clone(), stores.clone(), changes, metrics.orphans.clone(), pauses);
+        subsystem.spawn("orphans", stores.then(orphans));
+    }
+
+    /// Starts to name fields that have no effect, and to make the relay and the Secret that the mesh asks for.
+    fn start_services(&self, subsystem: &mut Subsystem, client: &Client, identity: &str) {
+        let Self { meshes, egresses, .. } = self;
+        let changes = [meshes.subscribe(), egresses.subscribe()];
+        let ignored =
+            without_effect::run(client.clone(), meshes.store.clone(), egresses.store.clone(), changes);
+        subsystem.spawn("conditions of what has no effect", ignored);
+        let relay = Reconciler::new(client.clone(), meshes.store.clone(), identity.to_owned());
+        subsystem.spawn("relay", relay.run(meshes.subscribe()));
+        let secret = discovery::run(client.clone(), meshes.store.clone(), meshes.subscribe());
+        subsystem.spawn("secret for discovery", secret);
+    }
+
+    /// Starts to copy to the peers of the mesh what Nodes say, and to report what the peers say to the mesh.
+    fn start_mesh(self, subsystem: &mut Subsystem, client: &Client, events: EventPublisher) {
+        let Self { nodes, meshes, peers, noted, .. } = self;
+        let changes = [nodes.subscribe(), peers.subscribe(), meshes.subscribe()];
+        let (all_meshes, all_nodes, all_peers) =
+            (meshes.store.clone(), nodes.store.clone(), peers.store.clone());
+        let granularity = granularity::run(client.clone(), all_meshes, all_nodes, all_peers, changes, events);
+        subsystem.spawn("granularity", granularity);
+        let changes = [nodes.subscribe(), peers.subscribe(), meshes.subscribe()];
+        let facts =
+            peer_facts::run(client.clone(), nodes.store, peers.store.clone(), meshes.store.clone(), changes);
+        subsystem.spawn("facts of Nodes", facts);
+        let changes = [meshes.subscribe(), peers.subscribe()];
+        let deleted =
+            deleted_peers::run(client.clone(), meshes.store.clone(), peers.store.clone(), noted, changes);
+        subsystem.spawn("deleted WireKubePeers", deleted);
+        let changes = [meshes.subscribe(), peers.subscribe()];
+        subsystem.spawn("mesh", mesh::run(client.clone(), meshes.store, peers.store, changes));
+    }
 }
 
 /// Node objects are large, and change with every heartbeat.
