@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use crate::core::DropReason;
-use crate::server::Observer;
+use crate::server::{Observer, Snapshot};
 
 /// Declares `fairlead_relay_*` in the registry of all metrics.
 pub fn register(all: &mut Registry, relay: Observer) {
@@ -23,66 +23,74 @@ struct Relay(Observer);
 impl Collector for Relay {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let snapshot = self.0.snapshot();
-        let counters = snapshot.counters;
-        for (name, help, value) in [
-            ("connections", "Connections that were accepted.", snapshot.connections),
-            ("datagrams", "Datagrams queued for their receiver.", counters.datagrams),
-            ("datagram_bytes", "Bytes of datagrams queued for their receiver.", counters.bytes),
-            (
-                "key_changes",
-                "Registrations that replaced a link of another client, or of another run of the same one.",
-                counters.key_changes,
-            ),
-            ("stun_answers", "STUN requests that were answered.", snapshot.stun.answers),
-            ("registrations", "Registrations that were accepted.", counters.registrations),
-        ] {
+        for (name, help, value) in counters(&snapshot) {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
-        let forwarding = snapshot.forwarding;
         for (name, help, value) in [
-            ("forwarded_datagrams", "Datagrams queued for another replica.", forwarding.datagrams),
-            ("forwarded_datagram_bytes", "Bytes of datagrams queued for another replica.", forwarding.bytes),
-            (
-                "udp_bindings",
-                "Addresses of clients that were bound to UDP ports, also again.",
-                snapshot.allocations.bindings,
-            ),
-            ("udp_datagram_bytes", "Bytes of datagrams passed on over UDP.", snapshot.allocations.bytes),
-            ("udp_datagrams", "Datagrams passed on over UDP.", snapshot.allocations.datagrams),
+            ("udp_ports", "UDP ports that are open for pairs of clients.", snapshot.relay_ports),
+            ("replicas", "Other replicas that this one is connected to.", snapshot.replicas),
+            ("links", "Registered connections of clients.", snapshot.links),
         ] {
-            let counter = ConstCounter::new(value);
-            counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
+            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
         }
-        let ports = ConstGauge::new(i64::try_from(snapshot.relay_ports).unwrap_or(i64::MAX));
-        let help = "UDP ports that are open for pairs of clients.";
-        ports.encode(encoder.encode_descriptor("udp_ports", help, None, ports.metric_type())?)?;
-        let replicas = ConstGauge::new(i64::try_from(snapshot.replicas).unwrap_or(i64::MAX));
-        let help = "Other replicas that this one is connected to.";
-        replicas.encode(encoder.encode_descriptor("replicas", help, None, replicas.metric_type())?)?;
-        let links = ConstGauge::new(i64::try_from(snapshot.links).unwrap_or(i64::MAX));
-        let help = "Registered connections of clients.";
-        links.encode(encoder.encode_descriptor("links", help, None, links.metric_type())?)?;
-        let drops = counters.drops().map(|(reason, count)| (reason.label(), count));
-        family(&mut encoder, "dropped_datagrams", "Datagrams that were not passed on, by reason.", drops)?;
-        // The rate of a client is limited where it is connected.
-        let drops = forwarding.drops().filter(|(reason, _)| *reason != DropReason::RateLimited);
-        let drops = drops.map(|(reason, count)| (reason.label(), count));
-        let help = "Datagrams for and of other replicas that were not passed on, by reason.";
-        family(&mut encoder, "dropped_forwarded_datagrams", help, drops)?;
-        let help = "STUN requests that were not answered, by reason.";
-        let unanswered = snapshot.stun.drops().map(|(reason, count)| (reason.label(), count));
-        family(&mut encoder, "dropped_stun_requests", help, unanswered)?;
-        let help = "Datagrams at UDP ports for pairs of clients that were not passed on, by reason.";
-        let drops = snapshot.allocations.drops().map(|(reason, count)| (reason.label(), count));
-        family(&mut encoder, "dropped_udp_datagrams", help, drops)?;
-        let help = "UDP ports for pairs of clients that were asked for and refused, by reason.";
-        let refusals = snapshot.allocations.refusals().map(|(reason, count)| (reason.label(), count));
-        family(&mut encoder, "rejected_udp_ports", help, refusals)?;
-        let rejections = snapshot.rejections.iter().map(|(reason, count)| (reason.label(), *count));
-        let help = "Connections that ended before they were registered, by reason.";
-        family(&mut encoder, "rejected_connections", help, rejections)
+        dropped_datagrams(&mut encoder, &snapshot)?;
+        refused_clients(&mut encoder, &snapshot)
     }
+}
+
+/// Name, help and value of each counter without labels.
+fn counters(snapshot: &Snapshot) -> [(&'static str, &'static str, u64); 11] {
+    let Snapshot { counters, forwarding, allocations, stun, connections, .. } = snapshot;
+    [
+        ("connections", "Connections that were accepted.", *connections),
+        ("datagrams", "Datagrams queued for their receiver.", counters.datagrams),
+        ("datagram_bytes", "Bytes of datagrams queued for their receiver.", counters.bytes),
+        (
+            "key_changes",
+            "Registrations that replaced a link of another client, or of another run of the same one.",
+            counters.key_changes,
+        ),
+        ("stun_answers", "STUN requests that were answered.", stun.answers),
+        ("registrations", "Registrations that were accepted.", counters.registrations),
+        ("forwarded_datagrams", "Datagrams queued for another replica.", forwarding.datagrams),
+        ("forwarded_datagram_bytes", "Bytes of datagrams queued for another replica.", forwarding.bytes),
+        (
+            "udp_bindings",
+            "Addresses of clients that were bound to UDP ports, also again.",
+            allocations.bindings,
+        ),
+        ("udp_datagram_bytes", "Bytes of datagrams passed on over UDP.", allocations.bytes),
+        ("udp_datagrams", "Datagrams passed on over UDP.", allocations.datagrams),
+    ]
+}
+
+/// Datagrams of clients, other replicas, STUN and UDP ports.
+fn dropped_datagrams(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> Result<(), fmt::Error> {
+    let drops = snapshot.counters.drops().map(|(reason, count)| (reason.label(), count));
+    family(encoder, "dropped_datagrams", "Datagrams that were not passed on, by reason.", drops)?;
+    // The rate of a client is limited where it is connected.
+    let drops = snapshot.forwarding.drops().filter(|(reason, _)| *reason != DropReason::RateLimited);
+    let drops = drops.map(|(reason, count)| (reason.label(), count));
+    let help = "Datagrams for and of other replicas that were not passed on, by reason.";
+    family(encoder, "dropped_forwarded_datagrams", help, drops)?;
+    let help = "STUN requests that were not answered, by reason.";
+    let unanswered = snapshot.stun.drops().map(|(reason, count)| (reason.label(), count));
+    family(encoder, "dropped_stun_requests", help, unanswered)?;
+    let help = "Datagrams at UDP ports for pairs of clients that were not passed on, by reason.";
+    let drops = snapshot.allocations.drops().map(|(reason, count)| (reason.label(), count));
+    family(encoder, "dropped_udp_datagrams", help, drops)
+}
+
+/// UDP ports and connections that clients did not get.
+fn refused_clients(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> Result<(), fmt::Error> {
+    let help = "UDP ports for pairs of clients that were asked for and refused, by reason.";
+    let refusals = snapshot.allocations.refusals().map(|(reason, count)| (reason.label(), count));
+    family(encoder, "rejected_udp_ports", help, refusals)?;
+    let rejections = snapshot.rejections.iter().map(|(reason, count)| (reason.label(), *count));
+    let help = "Connections that ended before they were registered, by reason.";
+    family(encoder, "rejected_connections", help, rejections)
 }
 
 /// A counter with the label `reason`.
