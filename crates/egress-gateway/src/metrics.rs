@@ -34,6 +34,13 @@ pub(crate) struct Pod {
     pub(crate) egress: String,
 }
 
+impl Pod {
+    fn labels(&self) -> Labels {
+        let Self { namespace, pod, egress } = self.clone();
+        vec![("namespace", namespace), ("pod", pod), ("egress", egress)]
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResultLabel {
     result: &'static str,
@@ -216,6 +223,38 @@ const DROPS: [Counted; 7] = [
     Counted::UnknownSender,
 ];
 
+/// Value, name and help of a counter of nftables.
+type TrafficCounter = (fn(&GatewayTraffic) -> u64, &'static str, &'static str);
+
+/// Counters of nftables with Coil's labels.
+const TRAFFIC: [TrafficCounter; 5] = [
+    (
+        |it| it.masqueraded.packets,
+        "nftables_masqueraded_packets",
+        "First packets of connections whose source was translated",
+    ),
+    (
+        |it| it.masqueraded.bytes,
+        "nftables_masqueraded_bytes",
+        "Bytes of the first packets of connections whose source was translated",
+    ),
+    (
+        |it| it.invalid.packets,
+        "nftables_invalid_packets",
+        "Packets dropped because they belong to no connection",
+    ),
+    (
+        |it| it.invalid.bytes,
+        "nftables_invalid_bytes",
+        "Bytes of packets dropped because they belong to no connection",
+    ),
+    (
+        |it| it.over_limit.packets,
+        "rejected_connections",
+        "First packets of connections rejected because the client has as many as spec.maxConnectionsPerClient allows",
+    ),
+];
+
 /// Writes the snapshot.
 #[derive(Debug)]
 struct Collected {
@@ -225,100 +264,25 @@ struct Collected {
 
 type Labels = Vec<(&'static str, String)>;
 
-impl Collected {
-    fn labels(&self) -> Labels {
-        let Pod { namespace, pod, egress } = self.pod.clone();
-        vec![("namespace", namespace), ("pod", pod), ("egress", egress)]
-    }
-}
-
 impl Collector for Collected {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let snapshot = self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Snapshot { counters, traffic, connections, streams, registered, statistics, .. } = snapshot;
-        let Registered { uses, nodes, adopted } = &*registered;
         let mut to = Writer(&mut encoder);
-        let dropped = DROPS.map(|it| (vec![("reason", it.name().to_owned())], counters.of(it)));
-        to.counters("dropped_packets", "Packets that the gateway dropped, by the reason", &dropped)?;
-        let sent = [(Labels::new(), counters.of(Counted::Encapsulated))];
-        to.counters("encapsulated_packets", "Packets sent to clients", &sent)?;
-        let received = [(Labels::new(), counters.of(Counted::Decapsulated))];
-        to.counters("decapsulated_packets", "Packets received from clients", &received)?;
-        let bytes = [("sent", Counted::SentBytes), ("received", Counted::ReceivedBytes)];
-        let bytes = bytes.map(|(direction, it)| (vec![("direction", direction.to_owned())], counters.of(it)));
-        to.counters(
-            "forwarded_bytes",
-            "Bytes that all clients sent and received, from their IP headers on",
-            &bytes,
-        )?;
-        for (what, help, value) in [
-            ("nftables_masqueraded_packets", "First packets of connections whose source was translated", 0),
-            (
-                "nftables_masqueraded_bytes",
-                "Bytes of the first packets of connections whose source was translated",
-                1,
-            ),
-            ("nftables_invalid_packets", "Packets dropped because they belong to no connection", 2),
-            ("nftables_invalid_bytes", "Bytes of packets dropped because they belong to no connection", 3),
-            (
-                "rejected_connections",
-                "First packets of connections rejected because the client has as many as spec.maxConnectionsPerClient allows",
-                4,
-            ),
-        ] {
-            let of = |(family, it): (&IpFamily, &GatewayTraffic)| {
-                let mut labels = self.labels();
-                labels.push(("protocol", protocol(*family)));
-                let values = [
-                    it.masqueraded.packets,
-                    it.masqueraded.bytes,
-                    it.invalid.packets,
-                    it.invalid.bytes,
-                    it.over_limit.packets,
-                ];
-                (labels, values.get(value).copied().unwrap_or_default())
-            };
-            to.counters(what, help, &traffic.iter().map(of).collect::<Vec<_>>())?;
-        }
-        let not_held = |(family, it): (&IpFamily, &GatewayTraffic)| {
-            [("in", it.not_held_in.packets), ("out", it.not_held_out.packets)].map(|(direction, packets)| {
-                let labels = vec![("protocol", protocol(*family)), ("direction", direction.to_owned())];
-                (labels, packets)
-            })
-        };
-        let help = "Packets dropped because the gateway does not hold the source address that they have";
-        to.counters(
-            "nftables_not_held_packets",
-            help,
-            &traffic.iter().flat_map(not_held).collect::<Vec<_>>(),
-        )?;
-        let standby = traffic.values().map(|it| it.standby.packets).fold(0u64, u64::saturating_add);
-        let help = "Packets of clients dropped because the gateway holds no source address of an Egress that has some";
-        to.counters("nftables_standby_packets", help, &[(Labels::new(), standby)])?;
+        to.packets(&counters)?;
+        to.traffic(&traffic, &self.pod)?;
+        to.traffic_not_held(&traffic)?;
         if let Some((count, limit)) = connections {
-            to.gauges("nf_conntrack_entries_count", "Tracked connections", &[(self.labels(), count)])?;
-            to.gauges(
-                "nf_conntrack_entries_limit",
-                "How many connections can be tracked",
-                &[(self.labels(), limit)],
-            )?;
+            let help = "How many connections can be tracked";
+            to.gauges("nf_conntrack_entries_count", "Tracked connections", &[(self.pod.labels(), count)])?;
+            to.gauges("nf_conntrack_entries_limit", help, &[(self.pod.labels(), limit)])?;
         }
-        to.uses(uses)?;
-        to.pods(uses, &self.pod)?;
-        if let Some(Statistics { insert_failed, drop, early_drop }) = statistics {
-            let of = [("insert_failed", insert_failed), ("drop", drop), ("early_drop", early_drop)];
-            let of = of.map(|(reason, count)| (vec![("reason", reason.to_owned())], count));
-            let help = "New connections that could not be tracked: ports or the table are used up, or connections were forgotten for them";
-            to.counters("conntrack_failures", help, &of)?;
+        to.uses(&registered.uses)?;
+        to.pods(&registered.uses, &self.pod)?;
+        if let Some(statistics) = statistics {
+            to.untracked(statistics)?;
         }
-        let all = nodes.values().fold(*adopted, |sum: u64, count| sum.saturating_add(*count));
-        let labels = vec![("namespace", self.pod.namespace.clone()), ("egress", self.pod.egress.clone())];
-        to.gauges("client_pod_count", "Client pods", &[(labels, all)])?;
-        let of_nodes: Vec<_> =
-            nodes.iter().map(|(node, count)| (vec![("node", node.clone())], *count)).collect();
-        to.gauges("node_client_pods", "Client pods of each Node that were accepted", &of_nodes)?;
-        let help = "Client addresses of an earlier process that no node program has claimed yet";
-        to.gauges("adopted_client_addresses", help, &[(Labels::new(), *adopted)])?;
+        to.client_counts(&registered, &self.pod)?;
         to.gauges("registration_streams", "Node programs that are connected", &[(Labels::new(), streams)])
     }
 }
@@ -340,6 +304,70 @@ impl Writer<'_, '_> {
 
     fn gauges(&mut self, name: &str, help: &str, values: &[(Labels, u64)]) -> fmt::Result {
         self.write(name, help, MetricType::Gauge, values)
+    }
+
+    /// Packets that the BPF programs dropped, sent to clients and received from them.
+    fn packets(&mut self, counters: &Counters) -> fmt::Result {
+        let dropped = DROPS.map(|it| (vec![("reason", it.name().to_owned())], counters.of(it)));
+        self.counters("dropped_packets", "Packets that the gateway dropped, by the reason", &dropped)?;
+        let sent = [(Labels::new(), counters.of(Counted::Encapsulated))];
+        self.counters("encapsulated_packets", "Packets sent to clients", &sent)?;
+        let received = [(Labels::new(), counters.of(Counted::Decapsulated))];
+        self.counters("decapsulated_packets", "Packets received from clients", &received)?;
+        let bytes = [("sent", Counted::SentBytes), ("received", Counted::ReceivedBytes)];
+        let bytes = bytes.map(|(direction, it)| (vec![("direction", direction.to_owned())], counters.of(it)));
+        let help = "Bytes that all clients sent and received, from their IP headers on";
+        self.counters("forwarded_bytes", help, &bytes)
+    }
+
+    /// Packets that nftables translated, dropped or rejected.
+    fn traffic(&mut self, traffic: &BTreeMap<IpFamily, GatewayTraffic>, own: &Pod) -> fmt::Result {
+        for (value, name, help) in TRAFFIC {
+            let of = |(family, it): (&IpFamily, &GatewayTraffic)| {
+                let mut labels = own.labels();
+                labels.push(("protocol", protocol(*family)));
+                (labels, value(it))
+            };
+            self.counters(name, help, &traffic.iter().map(of).collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
+    /// Packets of source addresses that the gateway does not hold.
+    fn traffic_not_held(&mut self, traffic: &BTreeMap<IpFamily, GatewayTraffic>) -> fmt::Result {
+        let not_held = |(family, it): (&IpFamily, &GatewayTraffic)| {
+            [("in", it.not_held_in.packets), ("out", it.not_held_out.packets)].map(|(direction, packets)| {
+                let labels = vec![("protocol", protocol(*family)), ("direction", direction.to_owned())];
+                (labels, packets)
+            })
+        };
+        let not_held: Vec<_> = traffic.iter().flat_map(not_held).collect();
+        let help = "Packets dropped because the gateway does not hold the source address that they have";
+        self.counters("nftables_not_held_packets", help, &not_held)?;
+        let standby = traffic.values().map(|it| it.standby.packets).fold(0u64, u64::saturating_add);
+        let help = "Packets of clients dropped because the gateway holds no source address of an Egress that has some";
+        self.counters("nftables_standby_packets", help, &[(Labels::new(), standby)])
+    }
+
+    /// Connections that the kernel could not track.
+    fn untracked(&mut self, Statistics { insert_failed, drop, early_drop }: Statistics) -> fmt::Result {
+        let of = [("insert_failed", insert_failed), ("drop", drop), ("early_drop", early_drop)];
+        let of = of.map(|(reason, count)| (vec![("reason", reason.to_owned())], count));
+        let help = "New connections that could not be tracked: ports or the table are used up, or connections were forgotten for them";
+        self.counters("conntrack_failures", help, &of)
+    }
+
+    /// Numbers of clients: in all, of each Node, and of an earlier process.
+    fn client_counts(&mut self, registered: &Registered, own: &Pod) -> fmt::Result {
+        let Registered { nodes, adopted, .. } = registered;
+        let all = nodes.values().fold(*adopted, |sum: u64, count| sum.saturating_add(*count));
+        let labels = vec![("namespace", own.namespace.clone()), ("egress", own.egress.clone())];
+        self.gauges("client_pod_count", "Client pods", &[(labels, all)])?;
+        let of_nodes: Vec<_> =
+            nodes.iter().map(|(node, count)| (vec![("node", node.clone())], *count)).collect();
+        self.gauges("node_client_pods", "Client pods of each Node that were accepted", &of_nodes)?;
+        let help = "Client addresses of an earlier process that no node program has claimed yet";
+        self.gauges("adopted_client_addresses", help, &[(Labels::new(), *adopted)])
     }
 
     /// A bounded number of clients.

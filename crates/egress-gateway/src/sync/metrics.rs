@@ -35,60 +35,39 @@ pub struct SyncMetrics {
 impl SyncMetrics {
     /// Declares them in the registry of a gateway's metrics.
     pub fn register(ours: &mut Registry) -> Self {
-        let metrics = Self {
-            sent: register(
-                ours,
-                "flow_changes",
-                "Changes of connections that were sent to other gateways",
-                Counter::default(),
-            ),
-            injected: register(
+        Self {
+            sent: counter(ours, "flow_changes", "Changes of connections that were sent to other gateways"),
+            injected: counter(
                 ours,
                 "injected_flows",
                 "Connections of other gateways that were added to this kernel, or updated",
-                Counter::default(),
             ),
-            deleted: register(
+            deleted: counter(
                 ours,
                 "deleted_flow_copies",
                 "Connections of other gateways that were deleted from this kernel",
-                Counter::default(),
             ),
-            refused: register(
-                ours,
-                "refused_flow_copies",
-                "Connections of other gateways that were not taken, by the reason",
-                Family::default(),
-            ),
-            missed: register(
+            refused: refusals(ours),
+            missed: counter(
                 ours,
                 "missed_flow_events",
                 "How often the kernel lost notifications of connections",
-                Counter::default(),
             ),
-            full_copies: register(
+            full_copies: counter(
                 ours,
                 "full_flow_copies",
                 "Full copies of connections that were sent to another gateway",
-                Counter::default(),
             ),
-            dropped: register(
+            dropped: counter(
                 ours,
                 "dropped_flow_messages",
                 "Messages about connections that another gateway, or this one, could not take in time; a full copy follows",
-                Counter::default(),
             ),
-            copies: register(
-                ours,
-                "flow_copies",
-                "Connections of other gateways in this kernel",
-                Gauge::default(),
-            ),
-            held: register(
+            copies: gauge(ours, "flow_copies", "Connections of other gateways in this kernel"),
+            held: gauge(
                 ours,
                 "copied_flows",
                 "Connections with a source address that this gateway holds, as others have them",
-                Gauge::default(),
             ),
             lag: register_with_unit(
                 ours,
@@ -97,12 +76,7 @@ impl SyncMetrics {
                 Unit::Seconds,
                 Gauge::default(),
             ),
-        };
-        for reason in Refused::ALL {
-            // Shown from the beginning, as 0.
-            drop(metrics.refused.get_or_create(&ReasonLabel { reason: reason.name() }));
         }
-        metrics
     }
 
     pub(super) fn refused(&self, reasons: &[Refused]) {
@@ -132,4 +106,22 @@ impl SyncMetrics {
         let refused = refused.into_iter().fold(0, u64::saturating_add);
         [self.sent.get(), self.injected.get(), refused, self.missed.get()]
     }
+}
+
+fn counter(ours: &mut Registry, name: &str, help: &str) -> Counter {
+    register(ours, name, help, Counter::default())
+}
+
+fn gauge(ours: &mut Registry, name: &str, help: &str) -> Gauge {
+    register(ours, name, help, Gauge::default())
+}
+
+/// Connections that were not taken; each reason is shown from the beginning, as 0.
+fn refusals(ours: &mut Registry) -> Family<ReasonLabel, Counter> {
+    let help = "Connections of other gateways that were not taken, by the reason";
+    let refused = register(ours, "refused_flow_copies", help, Family::<ReasonLabel, Counter>::default());
+    for reason in Refused::ALL {
+        drop(refused.get_or_create(&ReasonLabel { reason: reason.name() }));
+    }
+    refused
 }
