@@ -5,7 +5,8 @@ use std::path::Path;
 use anyhow::anyhow;
 use comfy_table::Table;
 use fairlead_wire::node::{
-    DiscoveryService, ExternalPeer, MemberSource, Peer, PortMapping, Relay, StatusRequest, StatusResponse,
+    Block, DiscoveryService, ExternalPeer, MemberSource, Peer, PortMapping, Relay, Router, SourceAddress,
+    StatusRequest, StatusResponse,
 };
 use serde_json::{Value, json};
 
@@ -106,6 +107,34 @@ pub(super) fn peer_json(peer: &Peer) -> Value {
 }
 
 fn node_table(status: &StatusResponse, wide: bool) -> String {
+    let mut text = device_lines(status) + &service_lines(status);
+    let mut header =
+        vec!["PEER", "STATE", "ENDPOINT", "SOURCE", "HANDSHAKE", "RECEIVED", "SENT", "REASON", "KNOWN FROM"];
+    if wide {
+        header.extend(["RTT", "PREFIXES", "PUBLIC KEY"]);
+    }
+    let mut peers = table(&header);
+    for peer in &status.peers {
+        peers.add_row(peer_row(peer, wide));
+    }
+    text.push_str(&format!("{peers}\n"));
+    let others = [
+        (!status.external_peers.is_empty()).then(|| external_table(&status.external_peers)),
+        (!status.blocks.is_empty()).then(|| block_table(&status.blocks)),
+        status.router.as_ref().map(route_table),
+        (!status.source_addresses.is_empty()).then(|| source_table(&status.source_addresses)),
+    ];
+    for rows in others.into_iter().flatten() {
+        text.push_str(&format!("\n{rows}\n"));
+    }
+    for problem in &status.problems {
+        text.push_str(&format!("\nproblem: {problem}\n"));
+    }
+    text
+}
+
+/// Lines about this node and its WireGuard device.
+fn device_lines(status: &StatusResponse) -> String {
     let mut text = format!(
         "node {}  wireguard {}  interface {}  port {} ({})  mtu {}  nat {}\npublic key {}\nprefixes {}\n\n",
         status.node,
@@ -124,6 +153,12 @@ fn node_table(status: &StatusResponse, wide: bool) -> String {
     if !status.next_public_key.is_empty() {
         text.push_str(&format!("the key will be replaced by {}\n\n", status.next_public_key));
     }
+    text
+}
+
+/// Lines about what this node uses of its network: gateways, a NAT64, the relay and discovery services.
+fn service_lines(status: &StatusResponse) -> String {
+    let mut text = String::new();
     for PortMapping { gateway, protocol, external, error, .. } in &status.port_mappings {
         let outcome = if error.is_empty() { format!("{external}  {protocol}") } else { error.clone() };
         text.push_str(&format!("port mapping by {gateway}: {outcome}\n\n"));
@@ -140,57 +175,39 @@ fn node_table(status: &StatusResponse, wide: bool) -> String {
     if !status.discovery_affiliate_id.is_empty() {
         text.push_str(&format!("affiliate ID at discovery services {}\n\n", status.discovery_affiliate_id));
     }
-    let mut header =
-        vec!["PEER", "STATE", "ENDPOINT", "SOURCE", "HANDSHAKE", "RECEIVED", "SENT", "REASON", "KNOWN FROM"];
-    if wide {
-        header.extend(["RTT", "PREFIXES", "PUBLIC KEY"]);
-    }
-    let mut peers = table(&header);
-    for peer in &status.peers {
-        peers.add_row(peer_row(peer, wide));
-    }
-    text.push_str(&format!("{peers}\n"));
-    if !status.external_peers.is_empty() {
-        text.push_str(&format!("\n{}\n", external_table(&status.external_peers)));
-    }
-    if !status.blocks.is_empty() {
-        let mut blocks = table(&["BLOCK", "POOL", "IPV4", "IPV6", "USED", "CAPACITY"]);
-        for block in &status.blocks {
-            let (used, capacity) = (block.used.to_string(), block.capacity.to_string());
-            blocks.add_row([
-                &block.name,
-                &block.pool,
-                &or_dash(&block.ipv4),
-                &or_dash(&block.ipv6),
-                &used,
-                &capacity,
-            ]);
-        }
-        text.push_str(&format!("\n{blocks}\n"));
-    }
-    if let Some(router) = &status.router {
-        let mut routes = table(&["ROUTE", "NODE", "VIA"]);
-        for route in &router.routes {
-            routes.add_row([&route.destination, &route.node, &route.gateway]);
-        }
-        text.push_str(&format!("\n{routes}\n"));
-    }
-    if !status.source_addresses.is_empty() {
-        let mut sources = table(&["SOURCE ADDRESS", "EGRESS", "GATEWAY", "LINKS"]);
-        for source in &status.source_addresses {
-            sources.add_row([
-                &source.address,
-                &source.egress,
-                &source.gateway,
-                &or_dash(&source.links.join(", ")),
-            ]);
-        }
-        text.push_str(&format!("\n{sources}\n"));
-    }
-    for problem in &status.problems {
-        text.push_str(&format!("\nproblem: {problem}\n"));
-    }
     text
+}
+
+fn block_table(blocks: &[Block]) -> Table {
+    let mut rows = table(&["BLOCK", "POOL", "IPV4", "IPV6", "USED", "CAPACITY"]);
+    for block in blocks {
+        let (used, capacity) = (block.used.to_string(), block.capacity.to_string());
+        rows.add_row([
+            &block.name,
+            &block.pool,
+            &or_dash(&block.ipv4),
+            &or_dash(&block.ipv6),
+            &used,
+            &capacity,
+        ]);
+    }
+    rows
+}
+
+fn route_table(router: &Router) -> Table {
+    let mut rows = table(&["ROUTE", "NODE", "VIA"]);
+    for route in &router.routes {
+        rows.add_row([&route.destination, &route.node, &route.gateway]);
+    }
+    rows
+}
+
+fn source_table(sources: &[SourceAddress]) -> Table {
+    let mut rows = table(&["SOURCE ADDRESS", "EGRESS", "GATEWAY", "LINKS"]);
+    for source in sources {
+        rows.add_row([&source.address, &source.egress, &source.gateway, &or_dash(&source.links.join(", "))]);
+    }
+    rows
 }
 
 /// Peers outside of the cluster. One that sends nothing has no session, and nothing is wrong with it.
@@ -332,6 +349,38 @@ mod tests {
         ] {
             assert!(text.contains(word), "{word} is missing in\n{text}");
         }
+    }
+
+    #[test]
+    fn tables_follow_the_peers_and_problems_come_last() {
+        let status = StatusResponse {
+            external_peers: vec![ExternalPeer::default()],
+            blocks: vec![Block { name: "default-1".into(), ..Block::default() }],
+            router: Some(Router::default()),
+            source_addresses: vec![SourceAddress {
+                address: "198.51.100.7".into(),
+                ..SourceAddress::default()
+            }],
+            problems: vec!["two nodes".into()],
+            ..StatusResponse::default()
+        };
+        let text = node_table(&status, false);
+        let parts = [
+            "node ",
+            "STATE",
+            "EXTERNAL PEER",
+            "BLOCK",
+            "default-1",
+            "ROUTE",
+            "SOURCE ADDRESS",
+            "198.51.100.7",
+            "problem: ",
+        ];
+        let places =
+            parts.map(|part| text.find(part).unwrap_or_else(|| panic!("{part} is missing in\n{text}")));
+        assert!(places.is_sorted(), "{text}");
+        let none = node_table(&StatusResponse::default(), false);
+        assert!(parts[2..].iter().all(|part| !none.contains(part)), "{none}");
     }
 
     #[test]

@@ -26,56 +26,14 @@ const SHARED_FLAGS: [&str; 6] =
 pub(super) fn cleanup(program: &DaemonSet, mesh_devices: &[String]) -> Option<DaemonSet> {
     let pod = program.spec.as_ref()?.template.spec.as_ref()?;
     let node = pod.containers.iter().find(|container| container.name == NODE_PROGRAM)?;
-    let installer = pod.init_containers.iter().flatten().next();
     let labels: BTreeMap<String, String> = SELECTOR
         .split(',')
         .filter_map(|label| label.split_once('='))
         .map(|(key, value)| (key.into(), value.into()))
         .collect();
-    let mounts =
-        [Some(node), installer].into_iter().flatten().flat_map(|container| container.volume_mounts.clone());
-    let literal = |container: &Container| {
-        let variables = container.env.iter().flatten();
-        variables.filter(|variable| variable.value_from.is_none()).cloned().collect::<Vec<_>>()
-    };
-    let cleaner = Container {
-        name: "cleanup".to_owned(),
-        image: node.image.clone(),
-        image_pull_policy: node.image_pull_policy.clone(),
-        args: Some(arguments(node, mesh_devices)),
-        env: Some([Some(node), installer].into_iter().flatten().flat_map(literal).collect()),
-        security_context: node.security_context.clone(),
-        resources: node.resources.clone(),
-        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
-        volume_mounts: Some(mounts.flatten().collect()),
-        ..Container::default()
-    };
-    // The pod is ready when the init container has ended; this one keeps it so.
-    let waiter = Container {
-        name: "done".to_owned(),
-        image: node.image.clone(),
-        image_pull_policy: node.image_pull_policy.clone(),
-        command: Some(vec!["sleep".to_owned(), "1000000000".to_owned()]),
-        ..Container::default()
-    };
-    let mut node_selector = pod.node_selector.clone().unwrap_or_default();
-    node_selector.insert(HELD.to_owned(), "true".to_owned());
-    let spec = PodSpec {
-        automount_service_account_token: Some(false),
-        init_containers: Some(vec![cleaner]),
-        containers: vec![waiter],
-        host_network: Some(true),
-        image_pull_secrets: pod.image_pull_secrets.clone(),
-        node_selector: Some(node_selector),
-        priority_class_name: pod.priority_class_name.clone(),
-        termination_grace_period_seconds: Some(1),
-        tolerations: pod.tolerations.clone(),
-        volumes: pod.volumes.clone(),
-        ..PodSpec::default()
-    };
     let template = PodTemplateSpec {
         metadata: Some(ObjectMeta { labels: Some(labels.clone()), ..ObjectMeta::default() }),
-        spec: Some(spec),
+        spec: Some(cleanup_pod(pod, node, mesh_devices)),
     };
     let selector = LabelSelector { match_labels: Some(labels.clone()), ..LabelSelector::default() };
     Some(DaemonSet {
@@ -88,6 +46,59 @@ pub(super) fn cleanup(program: &DaemonSet, mesh_devices: &[String]) -> Option<Da
         spec: Some(DaemonSetSpec { selector, template, ..DaemonSetSpec::default() }),
         status: None,
     })
+}
+
+/// A pod on each node that the node program's pods run on, once it is released.
+fn cleanup_pod(pod: &PodSpec, node: &Container, mesh_devices: &[String]) -> PodSpec {
+    let installer = pod.init_containers.iter().flatten().next();
+    let mut node_selector = pod.node_selector.clone().unwrap_or_default();
+    node_selector.insert(HELD.to_owned(), "true".to_owned());
+    PodSpec {
+        automount_service_account_token: Some(false),
+        init_containers: Some(vec![cleaner(node, installer, mesh_devices)]),
+        containers: vec![waiter(node)],
+        host_network: Some(true),
+        image_pull_secrets: pod.image_pull_secrets.clone(),
+        node_selector: Some(node_selector),
+        priority_class_name: pod.priority_class_name.clone(),
+        termination_grace_period_seconds: Some(1),
+        tolerations: pod.tolerations.clone(),
+        volumes: pod.volumes.clone(),
+        ..PodSpec::default()
+    }
+}
+
+/// The container that cleans up, with mounts and settings of the node program and of the installer of the plugin.
+fn cleaner(node: &Container, installer: Option<&Container>, mesh_devices: &[String]) -> Container {
+    let mounts =
+        [Some(node), installer].into_iter().flatten().flat_map(|container| container.volume_mounts.clone());
+    let literal = |container: &Container| {
+        let variables = container.env.iter().flatten();
+        variables.filter(|variable| variable.value_from.is_none()).cloned().collect::<Vec<_>>()
+    };
+    Container {
+        name: "cleanup".to_owned(),
+        image: node.image.clone(),
+        image_pull_policy: node.image_pull_policy.clone(),
+        args: Some(arguments(node, mesh_devices)),
+        env: Some([Some(node), installer].into_iter().flatten().flat_map(literal).collect()),
+        security_context: node.security_context.clone(),
+        resources: node.resources.clone(),
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
+        volume_mounts: Some(mounts.flatten().collect()),
+        ..Container::default()
+    }
+}
+
+/// The pod is ready when the init container has ended; this one keeps it so.
+fn waiter(node: &Container) -> Container {
+    Container {
+        name: "done".to_owned(),
+        image: node.image.clone(),
+        image_pull_policy: node.image_pull_policy.clone(),
+        command: Some(vec!["sleep".to_owned(), "1000000000".to_owned()]),
+        ..Container::default()
+    }
 }
 
 fn arguments(node: &Container, mesh_devices: &[String]) -> Vec<String> {
