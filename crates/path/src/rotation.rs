@@ -18,8 +18,14 @@ use rand::{RngExt, SeedableRng};
 use crate::candidates::{Candidate, Source};
 use crate::relay_path::RelayPortRange;
 
+mod attempts;
+mod liveness;
 mod status;
 
+pub use attempts::EndpointReason;
+use attempts::{Attempt, Attempts};
+pub use liveness::Observation;
+use liveness::{Liveness, Loss};
 pub use status::{Reason, State, Status};
 
 /// Durations of a rotation.
@@ -51,9 +57,6 @@ pub struct Config {
     pub seed: u64,
 }
 
-/// Sent bytes that need no answer: two persistent keepalives of 32 bytes each.
-const MAX_UNANSWERED_BYTES: u64 = 64;
-
 impl Default for Config {
     /// 5.5 s for two rounds, 15 s afterwards, 60 s after 20 minutes; a session ends after 195 s without a handshake, or 12 s without an answer.
     fn default() -> Self {
@@ -70,111 +73,20 @@ impl Default for Config {
     }
 }
 
-/// The WireGuard device's state of the peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Observation {
-    /// Where packets go now.
-    pub endpoint: Option<SocketAddr>,
-    /// Time since the last completed handshake.
-    pub handshake_age: Option<Duration>,
-    /// Bytes received from the peer, authenticated, since it was added to the device.
-    pub rx_bytes: u64,
-    /// Bytes sent to the peer since then.
-    pub tx_bytes: u64,
-}
-
-/// Why an endpoint is set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum EndpointReason {
-    /// A live session moves there: it answers probes faster, or is configured or inside this site.
-    BetterPath,
-    /// A birthday attempt has found it.
-    BirthdayAttack,
-    /// The last live session used it.
-    LastGood,
-    /// It has just appeared, or risen above the candidate being tried.
-    NewCandidate,
-    /// The rotation has reached it.
-    NextCandidate,
-    /// It answers probes, and the path of the live session stopped to.
-    PathFailed,
-    /// It answers probes, and there is no live session.
-    ProbeAnswered,
-}
-
-impl EndpointReason {
-    /// All of them, for metrics that name each.
-    pub const ALL: [Self; 7] = [
-        Self::BetterPath,
-        Self::BirthdayAttack,
-        Self::LastGood,
-        Self::NewCandidate,
-        Self::NextCandidate,
-        Self::PathFailed,
-        Self::ProbeAnswered,
-    ];
-
-    /// The reason as one CamelCase word.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::BetterPath => "BetterPath",
-            Self::BirthdayAttack => "BirthdayAttack",
-            Self::LastGood => "LastGood",
-            Self::NewCandidate => "NewCandidate",
-            Self::NextCandidate => "NextCandidate",
-            Self::PathFailed => "PathFailed",
-            Self::ProbeAnswered => "ProbeAnswered",
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Attempt {
-    pub(crate) candidate: Candidate,
-    pub(crate) reason: EndpointReason,
-    since: Duration,
-    /// By way of the relay, before the first round.
-    is_before: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Loss {
-    Expired,
-    Silent,
-}
-
 /// The rotation of one peer.
 #[derive(Debug, Clone)]
 pub(crate) struct Rotation {
     config: Config,
-    /// See [`crate::PeerPaths::silence`].
-    silence: Option<Duration>,
     /// The candidate that is a relay, and how long all others are tried before it.
     relay: Option<(SocketAddr, Duration)>,
     relay_ports: Option<RelayPortRange>,
     candidates: Vec<Candidate>,
     /// The endpoint of the last live session.
     last_good: Option<Candidate>,
-    /// The last observation; nothing is decided before the first.
-    device: Option<Observation>,
-    handshake: Option<Duration>,
-    /// When the peer's last packet was observed.
-    received: Option<Duration>,
-    /// The device's count of sent bytes at that time.
-    sent_when_received: u64,
-    /// When an answer to more than keepalives became outstanding.
-    unanswered_since: Option<Duration>,
+    liveness: Liveness,
     up: bool,
     lost: Option<Loss>,
-    attempt: Option<Attempt>,
-    /// When the first attempt began.
-    began: Option<Duration>,
-    /// To be tried before all others: it has just appeared.
-    urgent: Option<SocketAddr>,
-    round: u32,
-    /// What was tried since the rotation began, with the round of the last attempt. A list: there are few, for each of
-    /// thousands of peers.
-    tried: Vec<(SocketAddr, u32)>,
+    attempts: Attempts,
 }
 
 impl Rotation {
@@ -183,28 +95,19 @@ impl Rotation {
         Self {
             config,
             candidates: Vec::new(),
-            silence: None,
             relay: None,
             relay_ports: None,
             last_good: None,
-            device: None,
-            handshake: None,
-            received: None,
-            sent_when_received: 0,
-            unanswered_since: None,
+            liveness: Liveness::default(),
             up: false,
             lost: None,
-            attempt: None,
-            began: None,
-            urgent: None,
-            round: 0,
-            tried: Vec::new(),
+            attempts: Attempts::default(),
         }
     }
 
     /// Sets the time without a packet that ends a session.
     pub(crate) fn set_silence(&mut self, silence: Option<Duration>) {
-        self.silence = silence;
+        self.liveness.silence = silence;
     }
 
     /// Sets which candidate is a relay, and how long all others are tried at most before it.
@@ -228,24 +131,25 @@ impl Rotation {
             .filter(|candidate| seen.insert(candidate.address))
             .collect();
         let before = std::mem::replace(&mut self.candidates, candidates);
-        self.urgent = self.urgent.filter(|urgent| seen.contains(urgent));
-        let attempt = self.attempt.filter(|attempt| !attempt.is_before);
+        self.attempts.urgent = self.attempts.urgent.filter(|urgent| seen.contains(urgent));
+        let attempt = self.attempts.current.filter(|attempt| !attempt.is_before);
         if let Some(attempt) = attempt.filter(|_| !self.is_alive(now)) {
-            self.urgent = self.urgent.or(self.promoted_candidate(&before, attempt.candidate.address));
+            let promoted = self.promoted_candidate(&before, attempt.candidate.address);
+            self.attempts.urgent = self.attempts.urgent.or(promoted);
         }
     }
 
     fn promoted_candidate(&self, before: &[Candidate], current: SocketAddr) -> Option<SocketAddr> {
         let rank = |list: &[Candidate], address| list.iter().position(|c| c.address == address);
         let (current_before, current_now) = (rank(before, current), rank(&self.candidates, current));
-        let untried = self.candidates.iter().filter(|candidate| !self.was_tried(candidate.address));
+        let untried = self.candidates.iter().filter(|candidate| !self.attempts.contain(candidate.address));
         let is_promoted = |candidate: &&Candidate| {
             let rank_before = rank(before, candidate.address);
             let rank_now = rank(&self.candidates, candidate.address);
             // A candidate that already ranked above keeps its place in the rotation.
             let rose = rank_before.is_none_or(|rank| current_before.is_some_and(|current| rank > current));
             let above = current_now.is_none_or(|current| rank_now < Some(current));
-            rose && (above || (rank_before.is_none() && self.round > 0))
+            rose && (above || (rank_before.is_none() && self.attempts.round > 0))
         };
         untried.into_iter().find(is_promoted).map(|candidate| candidate.address)
     }
@@ -253,137 +157,96 @@ impl Rotation {
     /// Takes the device's state of the peer.
     pub(crate) fn observe(&mut self, now: Duration, observation: Observation) {
         let observation = Observation { endpoint: observation.endpoint.map(canonical), ..observation };
-        let handshake = observation.handshake_age.map(|age| now.saturating_sub(age));
-        // Ages are rounded: the same handshake may seem to move by a second.
-        let newer = handshake > self.handshake.map(|known| known.saturating_add(Duration::from_secs(2)));
-        // A recreated device counts from zero.
-        let received = match self.device {
-            Some(before) if observation.rx_bytes < before.rx_bytes => observation.rx_bytes > 0,
-            Some(before) => observation.rx_bytes > before.rx_bytes,
-            // The first observation shows a session of another process: it counts as alive.
-            None => handshake.is_some(),
-        };
-        if received || newer {
-            self.received = Some(now);
-        }
-        self.update_unanswered(now, observation.tx_bytes, received || newer);
-        if newer || handshake.is_none() {
-            self.handshake = handshake;
-        }
-        self.update_roamed(now, &observation, received);
-        self.device = Some(observation);
+        let before = self.liveness.device.and_then(|device| device.endpoint);
+        let received = self.liveness.observe(now, observation);
+        self.update_roamed(now, observation.endpoint, before, received);
         self.update_state(now);
-    }
-
-    fn update_unanswered(&mut self, now: Duration, sent: u64, received: bool) {
-        // A recreated device counts from zero.
-        if received || sent < self.sent_when_received {
-            self.sent_when_received = sent;
-            self.unanswered_since = None;
-        } else if sent.saturating_sub(self.sent_when_received) > MAX_UNANSWERED_BYTES {
-            self.unanswered_since.get_or_insert(now);
-        }
     }
 
     /// An authenticated packet came from an endpoint other than the one being tried. The device already uses it: it gets
     /// an attempt of its own, once a round, without being set.
-    fn update_roamed(&mut self, now: Duration, observation: &Observation, received: bool) {
-        let (Some(attempt), Some(endpoint)) = (self.attempt, observation.endpoint) else { return };
-        let moved = self.device.is_none_or(|before| before.endpoint != Some(endpoint));
+    fn update_roamed(
+        &mut self,
+        now: Duration,
+        endpoint: Option<SocketAddr>,
+        before: Option<SocketAddr>,
+        received: bool,
+    ) {
+        let (Some(attempt), Some(endpoint)) = (self.attempts.current, endpoint) else { return };
+        let moved = before != Some(endpoint);
         let elsewhere = endpoint != attempt.candidate.address && (moved || received);
-        if elsewhere && !self.was_tried_this_round(endpoint) {
-            self.record_attempt(endpoint);
+        if elsewhere && !self.attempts.contain_in_this_round(endpoint) {
+            self.attempts.record(endpoint);
             let candidate = self.candidate_at(endpoint);
-            self.attempt = Some(Attempt { candidate, since: now, is_before: false, ..attempt });
+            self.attempts.current = Some(Attempt { candidate, since: now, is_before: false, ..attempt });
         }
     }
 
     fn update_state(&mut self, now: Duration) {
         let alive = self.is_alive(now);
         if alive {
-            if let Some(endpoint) = self.device.and_then(|device| device.endpoint) {
+            if let Some(endpoint) = self.liveness.device.and_then(|device| device.endpoint) {
                 self.last_good = Some(self.candidate_at(endpoint));
             }
             self.lost = None;
-            self.restart();
+            self.attempts = Attempts::default();
         } else if self.up {
             self.lost = Some(self.loss(now));
-            self.restart();
+            self.attempts = Attempts::default();
         }
         self.up = alive;
     }
 
-    fn restart(&mut self) {
-        self.attempt = None;
-        self.began = None;
-        self.urgent = None;
-        self.round = 0;
-        self.tried.clear();
-    }
-
     /// The endpoint to set now, if any. `None` before the first observation.
     pub(crate) fn poll(&mut self, now: Duration) -> Option<SocketAddr> {
-        self.device?;
+        self.liveness.device?;
         self.update_state(now);
         if self.up {
             return None;
         }
-        if let (Some((relay, timeout)), Some(began)) = (self.relay, self.began)
+        if let (Some((relay, timeout)), Some(began)) = (self.relay, self.attempts.began)
             && now.saturating_sub(began) >= timeout
-            && !self.was_tried(relay)
+            && !self.attempts.contain(relay)
         {
-            self.urgent = Some(relay);
+            self.attempts.urgent = Some(relay);
         }
-        let due = self.attempt.is_none_or(|attempt| now >= self.deadline(&attempt));
-        if !due && self.urgent.is_none() {
+        let due = self.attempts.current.is_none_or(|attempt| now >= self.deadline(&attempt));
+        if !due && self.attempts.urgent.is_none() {
             return None;
         }
         let before = self.relay_before_candidates();
         let is_before = before.is_some();
         let next = before.or_else(|| self.next_candidate());
-        self.began.get_or_insert(now);
-        self.attempt = next.map(|(candidate, reason)| Attempt { candidate, reason, since: now, is_before });
-        let address = self.attempt?.candidate.address;
+        self.attempts.began.get_or_insert(now);
+        let attempt = next.map(|(candidate, reason)| Attempt { candidate, reason, since: now, is_before });
+        self.attempts.current = attempt;
+        let address = attempt?.candidate.address;
         if !is_before {
-            self.record_attempt(address);
+            self.attempts.record(address);
         }
         Some(address)
     }
 
     /// The relay, when the rotation is about to begin and knows nothing that has ever worked.
     fn relay_before_candidates(&self) -> Option<(Candidate, EndpointReason)> {
-        let is_new = self.began.is_none() && self.last_good.is_none() && !self.config.relay_attempt.is_zero();
+        let is_new =
+            self.attempts.began.is_none() && self.last_good.is_none() && !self.config.relay_attempt.is_zero();
         let (relay, _) = self.relay.filter(|_| is_new)?;
         Some((self.candidate_at(relay), EndpointReason::NextCandidate))
     }
 
-    fn record_attempt(&mut self, address: SocketAddr) {
-        match self.tried.iter_mut().find(|(tried, _)| *tried == address) {
-            Some((_, round)) => *round = self.round,
-            None => self.tried.push((address, self.round)),
-        }
-    }
-
-    fn was_tried(&self, address: SocketAddr) -> bool {
-        self.tried.iter().any(|(tried, _)| *tried == address)
-    }
-
-    fn was_tried_this_round(&self, address: SocketAddr) -> bool {
-        self.tried.contains(&(address, self.round))
-    }
-
     /// The candidate being tried.
     pub(crate) fn attempt(&self) -> Option<&Attempt> {
-        self.attempt.as_ref()
+        self.attempts.current.as_ref()
     }
 
     fn next_candidate(&mut self) -> Option<(Candidate, EndpointReason)> {
-        let urgent = self.urgent.take();
+        let urgent = self.attempts.urgent.take();
         if let Some(urgent) = self.candidates.iter().find(|candidate| Some(candidate.address) == urgent) {
             return Some((*urgent, EndpointReason::NewCandidate));
         }
         let untried = |this: &Self| {
-            let is_untried = |candidate: &Candidate| !this.was_tried_this_round(candidate.address);
+            let is_untried = |candidate: &Candidate| !this.attempts.contain_in_this_round(candidate.address);
             let candidate = this.ordered_candidates().into_iter().find(is_untried)?;
             let is_last_good = this.last_good.is_some_and(|last| last.address == candidate.address);
             let reason = if is_last_good { EndpointReason::LastGood } else { EndpointReason::NextCandidate };
@@ -395,7 +258,7 @@ impl Rotation {
         if self.ordered_candidates().is_empty() {
             return None;
         }
-        self.round = self.round.saturating_add(1);
+        self.attempts.round = self.attempts.round.saturating_add(1);
         untried(self)
     }
 
@@ -404,7 +267,7 @@ impl Rotation {
     fn ordered_candidates(&self) -> Vec<Candidate> {
         let last_good = self.last_good.filter(|last| {
             self.candidates.is_empty()
-                || self.round < self.config.fast_rounds
+                || self.attempts.round < self.config.fast_rounds
                 || self.candidates.iter().any(|candidate| candidate.address == last.address)
         });
         let first = last_good.map(|last| last.address);
@@ -424,11 +287,11 @@ impl Rotation {
     fn deadline(&self, attempt: &Attempt) -> Duration {
         let window = if attempt.is_before {
             self.config.relay_attempt
-        } else if self.round < self.config.fast_rounds {
+        } else if self.attempts.round < self.config.fast_rounds {
             self.config.attempt
         } else {
-            let mut random = SmallRng::seed_from_u64(self.config.seed ^ u64::from(self.round));
-            let away = attempt.since.saturating_sub(self.began.unwrap_or(attempt.since));
+            let mut random = SmallRng::seed_from_u64(self.config.seed ^ u64::from(self.attempts.round));
+            let away = attempt.since.saturating_sub(self.attempts.began.unwrap_or(attempt.since));
             let slow = (away / 20).min(self.config.max_attempt).max(self.config.slow_attempt);
             slow.saturating_mul(random.random_range(256..384)) / 256
         };
@@ -439,41 +302,29 @@ impl Rotation {
         if self.is_expired(now) { Loss::Expired } else { Loss::Silent }
     }
 
-    /// A peer that sends no keepalives has nothing to shake hands for while nothing is sent.
+    /// Whether the session is over without a new handshake.
     pub(crate) fn is_expired(&self, now: Duration) -> bool {
-        let is_old = |at| self.silence.is_some() && now.saturating_sub(at) > self.config.session_lifetime;
-        self.handshake.is_none_or(is_old)
-    }
-
-    fn is_silent(&self, now: Duration) -> bool {
-        let longer = |since: Option<Duration>, limit| since.is_some_and(|at| now.saturating_sub(at) > limit);
-        longer(self.unanswered_since, self.config.unanswered)
-            || self.silence.is_some_and(|limit| self.received.is_none() || longer(self.received, limit))
+        self.liveness.is_expired(now, &self.config)
     }
 
     fn is_alive(&self, now: Duration) -> bool {
-        !self.is_expired(now) && !self.is_silent(now)
+        !self.is_expired(now) && !self.liveness.is_silent(now, &self.config)
     }
 
     /// When to observe and poll next, if nothing happens before. `None` when only an observation or a candidate can
     /// change anything: before the first observation, or without any candidate.
     pub(crate) fn next_wakeup(&self, now: Duration) -> Option<Duration> {
-        self.device?;
+        self.liveness.device?;
         if self.is_alive(now) {
             // One tick later than the last moment of the session.
             let tick = Duration::from_millis(1);
-            let expires = self.handshake.filter(|_| self.silence.is_some());
-            let expires = expires.map(|at| at.saturating_add(self.config.session_lifetime));
-            let silent = self.received.zip(self.silence).map(|(at, limit)| at.saturating_add(limit));
-            let unanswered = self.unanswered_since.map(|at| at.saturating_add(self.config.unanswered));
-            let first = expires.into_iter().chain(silent).chain(unanswered).min();
-            return first.map(|at| at.saturating_add(tick));
+            return self.liveness.ends(&self.config).map(|at| at.saturating_add(tick));
         }
         if self.ordered_candidates().is_empty() {
             return None;
         }
-        let end =
-            self.attempt.filter(|_| self.urgent.is_none()).map_or(now, |attempt| self.deadline(&attempt));
+        let attempt = self.attempts.current.filter(|_| self.attempts.urgent.is_none());
+        let end = attempt.map_or(now, |attempt| self.deadline(&attempt));
         Some(end.max(now))
     }
 }

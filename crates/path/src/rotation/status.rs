@@ -4,7 +4,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::{Loss, Rotation};
+use super::Rotation;
+use super::liveness::Loss;
 use crate::candidates::{Candidate, Source};
 
 /// Whether packets reach the peer.
@@ -120,9 +121,12 @@ pub struct Status {
 impl Rotation {
     /// The state of the peer at `now`, for users.
     pub(crate) fn status(&self, now: Duration) -> Status {
-        let device =
-            self.device.and_then(|device| device.endpoint).map(|endpoint| self.candidate_at(endpoint));
-        let trying = self.attempt.map(|attempt| attempt.candidate).filter(|_| !self.is_alive(now));
+        let device = self
+            .liveness
+            .device
+            .and_then(|device| device.endpoint)
+            .map(|endpoint| self.candidate_at(endpoint));
+        let trying = self.attempts.current.map(|attempt| attempt.candidate).filter(|_| !self.is_alive(now));
         let shown = trying.or(device);
         let (state, reason) = self.state(now);
         let message = match state {
@@ -147,10 +151,10 @@ impl Rotation {
             return (State::Up, Reason::SessionAlive);
         }
         let has_candidates = !self.ordered_candidates().is_empty();
-        let exhausted = self.round >= self.config.fast_rounds;
+        let exhausted = self.attempts.round >= self.config.fast_rounds;
         let state = if exhausted || !has_candidates { State::Down } else { State::Connecting };
         let reason = match self.current_loss(now) {
-            _ if self.device.is_none() => Reason::NotObserved,
+            _ if self.liveness.device.is_none() => Reason::NotObserved,
             _ if !has_candidates => Reason::NoCandidates,
             _ if exhausted => Reason::CandidatesExhausted,
             Some(Loss::Expired) => Reason::SessionExpired,
@@ -161,7 +165,7 @@ impl Rotation {
     }
 
     fn session_message(&self, now: Duration, device: Option<Candidate>) -> String {
-        let age = self.handshake.map_or(Duration::ZERO, |at| now.saturating_sub(at)).as_secs();
+        let age = self.liveness.handshake.map_or(Duration::ZERO, |at| now.saturating_sub(at)).as_secs();
         let via = device.map_or_else(String::new, |candidate| format!(" over {candidate}"));
         format!("handshake {age} s ago{via}")
     }
@@ -173,7 +177,7 @@ impl Rotation {
 
     fn trouble_message(&self, now: Duration, trying: Option<Candidate>) -> String {
         let mut parts = Vec::new();
-        match (self.current_loss(now), self.received, self.handshake) {
+        match (self.current_loss(now), self.liveness.received, self.liveness.handshake) {
             (Some(Loss::Silent), Some(received), _) => {
                 parts.push(format!("no packet for {} s", now.saturating_sub(received).as_secs()));
             }
@@ -183,14 +187,15 @@ impl Rotation {
             (Some(_), ..) => parts.push("the device lost its session".to_owned()),
             (None, ..) => {}
         }
-        let failed = self.tried.len().saturating_sub(usize::from(self.round == 0 && trying.is_some()));
+        let failed =
+            self.attempts.count().saturating_sub(usize::from(self.attempts.round == 0 && trying.is_some()));
         let endpoints = if failed == 1 { "endpoint" } else { "endpoints" };
         if failed > 0 {
             parts.push(format!("tried {failed} {endpoints}, no handshake yet"));
         }
         match trying {
             Some(candidate) => parts.push(format!("trying {candidate}")),
-            None if self.device.is_none() => parts.push(Reason::NotObserved.to_string()),
+            None if self.liveness.device.is_none() => parts.push(Reason::NotObserved.to_string()),
             None if self.ordered_candidates().is_empty() => parts.push(Reason::NoCandidates.to_string()),
             None => parts.push("about to try its endpoints".to_owned()),
         }
