@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use fairlead_address::{Nat64Prefix, canonical};
 use fairlead_keys::PublicKey;
-use fairlead_wire::probe::{Epoch, is_probe};
+use fairlead_wire::probe::is_probe;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -28,11 +28,9 @@ use crate::candidates::{Candidate, MAX_CANDIDATES, Source};
 use crate::datagram::{Arrival, Transmit};
 use crate::prober::{Prober, Session};
 use crate::probing::{Identity, PerSecond, Probing};
-use crate::reflexive::ReflexiveAddresses;
 use crate::relay_path::RelayPath;
 use crate::rotation::{Config, Observation, Rotation, State, Status};
 use crate::stun::StunClient;
-use crate::timers::TimerQueue;
 
 mod birthday;
 mod event;
@@ -40,16 +38,20 @@ mod keepalive;
 mod observation;
 mod own_candidates;
 mod path_mtu;
+mod peer;
 mod probes;
 mod refusals;
 mod relay;
+mod wakeups;
 
 pub use event::{Event, SocketChange};
 use observation::{MIN_OBSERVATION_INTERVAL, observation_interval, on_grid};
 use own_candidates::OwnCandidates;
 pub use own_candidates::OwnSide;
 use path_mtu::MtuSearches;
+use peer::Peer;
 use relay::RelayMachines;
+use wakeups::Wakeups;
 
 /// Where a peer may be reached, and what to expect of it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -75,30 +77,6 @@ impl PeerPaths {
     }
 }
 
-#[derive(Debug)]
-struct Peer {
-    rotation: Rotation,
-    prober: Prober,
-    /// As the last [`Event::SendBothWays`] said.
-    also: Option<SocketAddr>,
-    /// As the last [`Event::RouteMtuChanged`] said.
-    route_mtu: Option<u32>,
-    /// As the last [`Event::KeepaliveChanged`] said.
-    needs_keepalives: bool,
-    /// The request that last named candidates of the peer: its epoch and counter.
-    named: Option<(Epoch, u64)>,
-    /// When the prober is to run next.
-    probe_due: Option<Duration>,
-    /// The state of the last [`Event::StateChanged`].
-    state: State,
-    /// When an endpoint was last set, or the peer added.
-    changed: Duration,
-    /// When this machine is to run next.
-    due: Option<Duration>,
-    /// An [`Event::ObservationDue`] waits in the queue.
-    observation_queued: bool,
-}
-
 /// The paths of one node: a machine for each peer, a queue of their timers, and what they want done.
 #[derive(Debug)]
 pub struct PathAgent {
@@ -106,19 +84,16 @@ pub struct PathAgent {
     random: StdRng,
     /// Boxed: up to half of a tree is empty.
     peers: BTreeMap<PublicKey, Box<Peer>>,
-    timers: TimerQueue<PublicKey>,
+    wakeups: Wakeups,
     events: VecDeque<Event>,
     stun: StunClient,
     relay: RelayMachines,
     /// `None` where no probes can be sent.
     probing: Option<Probing>,
-    probe_timers: TimerQueue<PublicKey>,
     transmits: VecDeque<Transmit>,
-    reflexive: ReflexiveAddresses,
     own: OwnCandidates,
     birthdays: Birthdays,
     nat64: Arc<[Nat64Prefix]>,
-    mtu: Option<u32>,
     mtu_searches: MtuSearches,
     refusals: PerSecond,
     unknown_datagrams: u64,
@@ -132,18 +107,15 @@ impl PathAgent {
             config,
             random: StdRng::seed_from_u64(seed),
             peers: BTreeMap::new(),
-            timers: TimerQueue::default(),
+            wakeups: Wakeups::default(),
             events: VecDeque::new(),
             stun: StunClient::new(),
             relay: RelayMachines::default(),
             probing: None,
-            probe_timers: TimerQueue::default(),
             transmits: VecDeque::new(),
-            reflexive: ReflexiveAddresses::default(),
             own: OwnCandidates::default(),
             birthdays: Birthdays::new(seed),
             nat64: Arc::default(),
-            mtu: None,
             mtu_searches: MtuSearches::default(),
             refusals: PerSecond::default(),
             unknown_datagrams: 0,
@@ -169,31 +141,17 @@ impl PathAgent {
         let is_new = !self.peers.contains_key(&key);
         let peer = self.peers.entry(key).or_insert_with(|| {
             let config = Config { seed: self.random.random(), ..self.config };
-            let rotation = Rotation::new(config);
             let is_controlling = self.probing.as_ref().is_some_and(|probing| probing.is_controlling(&key));
-            Box::new(Peer {
-                rotation,
-                prober: Prober::new(is_controlling),
-                also: None,
-                route_mtu: None,
-                needs_keepalives: false,
-                named: None,
-                probe_due: None,
-                state: State::Connecting,
-                changed: now,
-                due: None,
-                observation_queued: false,
-            })
+            Box::new(Peer::new(now, Rotation::new(config), Prober::new(is_controlling)))
         });
         if let Some(probing) = &mut self.probing {
             probing.add_peer(key);
             peer.prober.set_relay(paths.relay);
             peer.prober.set_relay_ports(self.relay.ports);
-            peer.prober.set_mtu(self.mtu);
+            peer.prober.set_mtu(self.mtu_searches.tunnel_mtu);
             peer.prober.set_nat64(&self.nat64);
             peer.prober.set_candidates(now, &paths.all());
-            let due = peer.prober.poll_timeout();
-            self.probe_timers.reschedule(key, &mut peer.probe_due, due);
+            self.wakeups.follow_prober(&key, peer);
             self.birthdays.set_side(key, paths.birthday, probing.is_controlling(&key));
         }
         peer.rotation.set_silence(paths.silence);
@@ -202,9 +160,9 @@ impl PathAgent {
         peer.rotation.set_candidates(now, paths.all());
         let wakeup = if is_new { Some(now) } else { peer.rotation.next_wakeup(now) };
         let due = peer.due.into_iter().chain(wakeup).min();
-        self.timers.reschedule(key, &mut peer.due, due);
+        self.wakeups.observe_at(&key, peer, due);
         if !is_new {
-            report_state(&mut self.events, key, peer, now);
+            peer.report_state(now, &key, &mut self.events);
         }
         // A relay may have come or gone.
         if let Some(peer) = self.peers.get_mut(&key) {
@@ -215,12 +173,11 @@ impl PathAgent {
     /// Removes a peer, its timer and its undelivered events.
     pub fn remove_peer(&mut self, key: &PublicKey) {
         if let Some(mut peer) = self.peers.remove(key) {
-            self.timers.reschedule(*key, &mut peer.due, None);
-            self.probe_timers.reschedule(*key, &mut peer.probe_due, None);
+            self.wakeups.remove_peer(key, &mut peer);
             if let Some(probing) = &mut self.probing {
                 probing.remove_peer(key);
             }
-            self.reflexive.forget(key);
+            self.own.reflexive.forget(key);
             self.relay.remove_peer(key);
             self.mtu_searches.remove_peer(key);
             self.events.retain(|event| event.peer() != Some(key));
@@ -246,11 +203,11 @@ impl PathAgent {
             let (source, reason) = (attempt.candidate.source, attempt.reason);
             self.events.push_back(Event::SetEndpoint { peer: *key, endpoint, source, reason });
         }
-        report_state(&mut self.events, *key, peer, now);
+        peer.report_state(now, key, &mut self.events);
         let wakeup = peer.rotation.next_wakeup(now).filter(|wakeup| *wakeup > now);
         let next = now.saturating_add(observation_interval(peer.state, now.saturating_sub(peer.changed)));
         let due = wakeup.map_or(next, |wakeup| wakeup.min(next));
-        self.timers.reschedule(*key, &mut peer.due, Some(on_grid(due)));
+        self.wakeups.observe_at(key, peer, Some(on_grid(due)));
         if self.probing.is_some() {
             let is_up = peer.state == State::Up;
             let Observation { endpoint, rx_bytes, tx_bytes, .. } = observation;
@@ -272,12 +229,11 @@ impl PathAgent {
         self.stun.network_changed(now);
         self.relay.network_changed(now);
         self.birthdays.network_changed();
-        self.reflexive.clear();
+        self.own.reflexive.clear();
         if self.probing.is_some() {
             for (key, peer) in &mut self.peers {
                 peer.prober.network_changed(now);
-                let due = peer.prober.poll_timeout();
-                self.probe_timers.reschedule(*key, &mut peer.probe_due, due);
+                self.wakeups.follow_prober(key, peer);
                 peer.report_keepalive(key, &mut self.events);
             }
         }
@@ -293,7 +249,7 @@ impl PathAgent {
 
     /// Where peers see this node, as answers to probes say.
     pub fn reflexive_addresses(&self) -> BTreeSet<SocketAddr> {
-        self.reflexive.agreed()
+        self.own.reflexive.agreed()
     }
 
     fn report_stun(&mut self) {
@@ -336,11 +292,11 @@ impl PathAgent {
         self.tell_own_candidates(now);
         self.run_probers(now);
         self.run_birthdays(now);
-        while let Some(key) = self.timers.pop_due(now) {
+        while let Some(key) = self.wakeups.observations.pop_due(now) {
             let Some(peer) = self.peers.get_mut(&key) else { continue };
             peer.due = None;
             let again = on_grid(now.saturating_add(MIN_OBSERVATION_INTERVAL));
-            self.timers.reschedule(key, &mut peer.due, Some(again));
+            self.wakeups.observe_at(&key, peer, Some(again));
             if !std::mem::replace(&mut peer.observation_queued, true) {
                 self.events.push_back(Event::ObservationDue { peer: key });
             }
@@ -366,7 +322,7 @@ impl PathAgent {
 
     /// When to call [`Self::handle_timeout`]. `None` without peers and STUN servers.
     pub fn poll_timeout(&self) -> Option<Duration> {
-        let timers = self.timers.next().into_iter().chain(self.probe_timers.next()).chain(self.own.due);
+        let timers = self.wakeups.next().into_iter().chain(self.own.due);
         let machines = self.relay.poll_timeout().into_iter().chain(self.birthdays.poll_timeout());
         timers.chain(self.stun.poll_timeout()).chain(machines).min()
     }
@@ -389,14 +345,6 @@ impl PathAgent {
     /// How many datagrams were dropped: of an unknown format, or not asked for.
     pub fn unknown_datagrams(&self) -> u64 {
         self.unknown_datagrams
-    }
-}
-
-fn report_state(events: &mut VecDeque<Event>, key: PublicKey, peer: &mut Peer, now: Duration) {
-    let (state, reason) = peer.rotation.state(now);
-    let from = std::mem::replace(&mut peer.state, state);
-    if from != state {
-        events.push_back(Event::StateChanged { peer: key, from, to: state, reason });
     }
 }
 

@@ -103,8 +103,7 @@ impl PathAgent {
                 Action::Found { peer: key, address } => {
                     if let Some(peer) = self.peers.get_mut(&key) {
                         peer.prober.add_found(now, address);
-                        let due = peer.prober.poll_timeout();
-                        self.probe_timers.reschedule(key, &mut peer.probe_due, due);
+                        self.wakeups.follow_prober(&key, peer);
                     }
                 }
                 Action::Keep { peer, remote, socket } => {

@@ -6,7 +6,8 @@ use std::time::Duration;
 use fairlead_keys::KEEPALIVE;
 use fairlead_keys::PublicKey;
 
-use super::{Event, PathAgent, Peer};
+use super::peer::Peer;
+use super::{Event, PathAgent};
 use crate::rotation::{State, Status};
 
 /// Time between keepalives where mappings of NATs expire sooner than those of the usual interval come.

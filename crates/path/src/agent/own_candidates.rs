@@ -5,10 +5,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use fairlead_address::{EndpointFilters, PrefixSet};
+use fairlead_keys::PublicKey;
 use fairlead_wire::probe::{self, CandidateKind, Epoch, Header};
 
-use super::{PathAgent, Peer};
+use super::PathAgent;
+use super::peer::Peer;
 use crate::candidates::{Candidate, OwnView, PeerView, order};
+use crate::reflexive::ReflexiveAddresses;
 
 /// Least time between two moments at which all peers are told that the candidates of this node are others.
 const MIN_TELL_INTERVAL: Duration = Duration::from_millis(250);
@@ -34,6 +37,8 @@ pub struct OwnSide {
 #[derive(Debug, Default)]
 pub(super) struct OwnCandidates {
     side: OwnSide,
+    /// Where peers see this node.
+    pub(super) reflexive: ReflexiveAddresses,
     list: Vec<probe::Candidate>,
     /// Something changed that the list follows from.
     pub(super) is_outdated: bool,
@@ -46,6 +51,19 @@ impl OwnCandidates {
     /// For a request over the relay.
     pub(super) fn list(&self) -> &[probe::Candidate] {
         &self.list
+    }
+
+    /// Takes where an answer says that a peer at `by` sees this node. Whether [`Self::reflexive`] is another set now.
+    pub(super) fn observed(
+        &mut self,
+        now: Duration,
+        peer: PublicKey,
+        by: SocketAddr,
+        observed: SocketAddr,
+    ) -> bool {
+        let is_changed = self.reflexive.insert(now, peer, by, observed);
+        self.is_outdated |= is_changed;
+        is_changed
     }
 
     /// What this node may use of the candidates that a peer names, best first: the rules are those for published ones.
@@ -100,8 +118,7 @@ impl PathAgent {
         for (key, peer) in &mut self.peers {
             if peer.prober.own_candidates_changed(now) {
                 self.own.told = Some(now);
-                let due = peer.prober.poll_timeout();
-                self.probe_timers.reschedule(*key, &mut peer.probe_due, due);
+                self.wakeups.follow_prober(key, peer);
             }
         }
     }
@@ -113,7 +130,7 @@ impl PathAgent {
         let OwnSide { host, mapped, extra, filters, .. } = &self.own.side;
         let is_told = |address: &SocketAddr| filters.published.allows(address.ip());
         let server = seen.chain(mapped.iter().copied()).map(|it| (CandidateKind::ServerReflexive, it));
-        let peers = self.reflexive.agreed().into_iter().map(|it| (CandidateKind::PeerReflexive, it));
+        let peers = self.own.reflexive.agreed().into_iter().map(|it| (CandidateKind::PeerReflexive, it));
         let mut list: Vec<probe::Candidate> = Vec::new();
         let extra = extra.iter().map(|it| (CandidateKind::ServerReflexive, *it));
         for (kind, address) in extra.chain(server.chain(peers).filter(|(_, address)| is_told(address))) {

@@ -9,9 +9,11 @@ use crate::prober::Prober;
 /// Time between two searches.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Whose turn it is.
+/// The packets that paths are searched for, and whose turn it is.
 #[derive(Debug, Default)]
 pub(super) struct MtuSearches {
+    /// The MTU of the tunnel; `None` until it is known.
+    pub(super) tunnel_mtu: Option<u32>,
     running: Option<PublicKey>,
     not_before: Duration,
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fairlead_address::{Nat64Prefix, without_nat64};
 use fairlead_keys::PublicKey;
-use fairlead_wire::probe::Message;
+use fairlead_wire::probe::{Header, Message, TransactionId};
 
 use super::{Event, PathAgent};
 use crate::candidates::Candidate;
@@ -14,11 +14,22 @@ use crate::datagram::{Arrival, Transmit};
 use crate::prober::{CandidateStatus, Probe};
 use crate::probing::{ProbeCounts, Probing};
 
+/// A probe of a peer that was decrypted, and how it came.
+struct ReceivedProbe {
+    key: PublicKey,
+    header: Header,
+    arrival: Arrival,
+    remote: SocketAddr,
+    /// The address of the sender elsewhere, if a NAT64 lies between.
+    original: SocketAddr,
+    /// Its length in bytes.
+    length: usize,
+}
+
 impl PathAgent {
     /// Sets the MTU of the tunnel: paths must pass what its longest packets become, or another one is better.
     pub fn set_mtu(&mut self, mtu: u32) {
-        if self.mtu != Some(mtu) {
-            self.mtu = Some(mtu);
+        if self.mtu_searches.tunnel_mtu.replace(mtu) != Some(mtu) {
             self.peers.values_mut().for_each(|peer| peer.prober.set_mtu(Some(mtu)));
         }
     }
@@ -50,71 +61,91 @@ impl PathAgent {
         self.probing.as_ref().map(Probing::counts).unwrap_or_default()
     }
 
-    pub(super) fn handle_probe(
-        &mut self,
-        now: Duration,
-        Arrival { local, socket }: Arrival,
-        remote: SocketAddr,
-        bytes: &[u8],
-    ) {
-        let Some(probing) = &mut self.probing else { return };
-        let Some((key, header, message)) = probing.open(now, bytes) else { return };
-        let Some(peer) = self.peers.get_mut(&key) else { return };
+    pub(super) fn handle_probe(&mut self, now: Duration, arrival: Arrival, remote: SocketAddr, bytes: &[u8]) {
+        let opened = self.probing.as_mut().and_then(|probing| probing.open(now, bytes));
+        let Some((key, header, message)) = opened.filter(|(key, ..)| self.peers.contains_key(key)) else {
+            return;
+        };
         let original = without_nat64(&self.nat64, remote);
+        let probe = ReceivedProbe { key, header, arrival, remote, original, length: bytes.len() };
         match message {
             Message::Answer { transaction, observed } => {
-                let is_of_birthday = self.birthdays.handle_answer(now, &key, remote, socket, transaction);
-                let is_expected = is_of_birthday || peer.prober.handle_answer(now, remote, transaction);
-                probing.conclude(&key, &header, original, is_expected);
-                if is_expected
-                    // A socket of an attempt has a mapping of its own.
-                    && socket.is_none()
-                    && !self.relay.is_port(remote)
-                    && self.reflexive.insert(now, key, original, observed)
-                {
-                    self.own.is_outdated = true;
-                    self.events.push_back(Event::ReflexiveAddressesChanged);
-                }
+                self.handle_answer(now, &probe, transaction, observed);
             }
-            Message::Request {
-                transaction,
-                starts_round,
-                wants_handshake,
-                is_birthday,
-                wants_keepalives,
-                ports,
-                candidates,
-            } => {
-                if self.own.is_cluster_address(remote) {
-                    // The answer would go through a tunnel, and seem to prove a path that the tunnel needs.
-                    return;
-                }
-                let answer = Message::Answer { transaction, observed: original };
-                if let Some(payload) = probing.seal(&key, &answer, bytes.len()) {
-                    self.transmits.push_back(Transmit { local, socket, remote, payload });
-                }
-                if !is_birthday && probing.is_current(&key, &header) {
-                    peer.prober.peer_wants_keepalives(wants_keepalives);
-                }
-                if is_birthday && peer.prober.is_relay_at(remote) && !peer.prober.works_directly(now) {
-                    self.birthdays.handle_ask(now, key, peer.prober.birthday_target(), ports);
-                }
-                if !self.birthdays.handle_request(now, &key, remote, socket)
-                    && (peer.prober.is_relay(remote) || self.own.is_tried(remote))
-                {
-                    peer.prober.handle_request(now, remote, starts_round);
-                }
-                if peer.prober.is_relay(remote) && probing.is_current(&key, &header) {
-                    peer.take_candidates(now, &self.own, &header, &candidates);
-                }
-                let is_new = probing.is_confirmed(&key, &header);
-                if wants_handshake && peer.prober.handle_handshake_request(now, remote, is_new) {
-                    self.events.push_back(Event::HandshakeDue { peer: key });
-                }
-            }
+            // The answer would go through a tunnel, and seem to prove a path that the tunnel needs.
+            Message::Request { .. } if self.own.is_cluster_address(remote) => return,
+            Message::Request { .. } => self.handle_request(now, &probe, &message),
         }
         self.run_birthday_actions(now);
         self.conclude_probing(now, &key);
+    }
+
+    fn handle_answer(
+        &mut self,
+        now: Duration,
+        probe: &ReceivedProbe,
+        transaction: TransactionId,
+        observed: SocketAddr,
+    ) {
+        let ReceivedProbe { key, header, arrival: Arrival { socket, .. }, remote, original, .. } = *probe;
+        let (Some(probing), Some(peer)) = (&mut self.probing, self.peers.get_mut(&key)) else { return };
+        let is_of_birthday = self.birthdays.handle_answer(now, &key, remote, socket, transaction);
+        let is_expected = is_of_birthday || peer.prober.handle_answer(now, remote, transaction);
+        probing.conclude(&key, &header, original, is_expected);
+        if is_expected
+            // A socket of an attempt has a mapping of its own.
+            && socket.is_none()
+            && !self.relay.is_port(remote)
+            && self.own.observed(now, key, original, observed)
+        {
+            self.events.push_back(Event::ReflexiveAddressesChanged);
+        }
+    }
+
+    /// Answers a request, and does what it asks for.
+    fn handle_request(&mut self, now: Duration, probe: &ReceivedProbe, request: &Message) {
+        let Message::Request {
+            transaction,
+            starts_round,
+            wants_handshake,
+            is_birthday,
+            wants_keepalives,
+            ports,
+            candidates,
+        } = request
+        else {
+            return;
+        };
+        self.answer(probe, *transaction);
+        let ReceivedProbe { key, header, arrival: Arrival { socket, .. }, remote, .. } = *probe;
+        let (Some(probing), Some(peer)) = (&mut self.probing, self.peers.get_mut(&key)) else { return };
+        if !is_birthday && probing.is_current(&key, &header) {
+            peer.prober.peer_wants_keepalives(*wants_keepalives);
+        }
+        if *is_birthday && peer.prober.is_relay_at(remote) && !peer.prober.works_directly(now) {
+            self.birthdays.handle_ask(now, key, peer.prober.birthday_target(), *ports);
+        }
+        if !self.birthdays.handle_request(now, &key, remote, socket)
+            && (peer.prober.is_relay(remote) || self.own.is_tried(remote))
+        {
+            peer.prober.handle_request(now, remote, *starts_round);
+        }
+        if peer.prober.is_relay(remote) && probing.is_current(&key, &header) {
+            peer.take_candidates(now, &self.own, &header, candidates);
+        }
+        let is_new = probing.is_confirmed(&key, &header);
+        if *wants_handshake && peer.prober.handle_handshake_request(now, remote, is_new) {
+            self.events.push_back(Event::HandshakeDue { peer: key });
+        }
+    }
+
+    fn answer(&mut self, probe: &ReceivedProbe, transaction: TransactionId) {
+        let ReceivedProbe { key, arrival: Arrival { local, socket }, remote, original, length, .. } = *probe;
+        let answer = Message::Answer { transaction, observed: original };
+        let payload = self.probing.as_mut().and_then(|probing| probing.seal(&key, &answer, length));
+        if let Some(payload) = payload {
+            self.transmits.push_back(Transmit { local, socket, remote, payload });
+        }
     }
 
     /// Uses what the prober of a peer has found, and sets its timer.
@@ -133,8 +164,7 @@ impl PathAgent {
         self.review_path_mtu(now, key);
         if let Some(peer) = self.peers.get_mut(key) {
             peer.report_keepalive(key, &mut self.events);
-            let due = peer.prober.poll_timeout();
-            self.probe_timers.reschedule(*key, &mut peer.probe_due, due);
+            self.wakeups.follow_prober(key, peer);
         }
         self.use_relay_port(now, key);
         self.review_birthday(now, key);
@@ -143,7 +173,7 @@ impl PathAgent {
     pub(super) fn run_probers(&mut self, now: Duration) {
         let Some(probing) = &mut self.probing else { return };
         let mut ran = Vec::new();
-        while let Some(key) = self.probe_timers.pop_due(now) {
+        while let Some(key) = self.wakeups.probes.pop_due(now) {
             let Some(peer) = self.peers.get_mut(&key) else { continue };
             peer.probe_due = None;
             for probe in peer.prober.handle_timeout(now, &mut self.random) {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use fairlead_address::canonical;
 
+use super::PathAgent;
 use super::observation::on_grid;
-use super::{PathAgent, Peer};
 use crate::prober::Hint;
 
 /// Messages that are looked at in a second: each is compared with the endpoints of all peers.
@@ -22,13 +22,12 @@ impl PathAgent {
             return;
         }
         for (key, peer) in &mut self.peers {
-            let Peer { prober, due, probe_due, .. } = &mut **peer;
-            match prober.unreachable(now, remote) {
-                Hint::Check => self.probe_timers.reschedule(*key, probe_due, prober.poll_timeout()),
+            match peer.prober.unreachable(now, remote) {
+                Hint::Check => self.wakeups.follow_prober(key, peer),
                 Hint::Ignore => {}
                 Hint::Observe => {
-                    let soonest = due.map_or(now, |due| due.min(now));
-                    self.timers.reschedule(*key, due, Some(on_grid(soonest)));
+                    let soonest = peer.due.map_or(now, |due| due.min(now));
+                    self.wakeups.observe_at(key, peer, Some(on_grid(soonest)));
                 }
             }
         }

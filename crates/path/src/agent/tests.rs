@@ -281,7 +281,7 @@ proptest! {
                 }
             }
             // Each peer has a timer, and after a wake none is left behind.
-            prop_assert_eq!(agent.timers.len(), agent.peers().count());
+            prop_assert_eq!(agent.wakeups.observations.len(), agent.peers().count());
             let mut woken = now;
             if agent.poll_timeout().is_some_and(|at| at <= woken) {
                 agent.handle_timeout(woken);
