@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fairlead_wireguard::{DATA_HEADER_LENGTH, Now, TAG_LENGTH};
 
-use super::{CONFIRMATION_TIMEOUT, Context, MAX_STAGED, Peer};
+use super::{Context, MAX_STAGED, Peer};
 use crate::ecn::Ecn;
 use crate::inner;
 use crate::offload::Split;
@@ -18,9 +18,8 @@ impl Peer {
             return;
         }
         let now = context.now.instant;
-        self.last_data = Some(now);
-        self.unanswered = 0;
-        self.waiting_since.get_or_insert(now);
+        self.handshakes.unanswered = 0;
+        self.traffic.wait(now);
         let ecn = Ecn::of_packet(packets.packet());
         let (count, max_length) = (packets.segments(), packets.max_length());
         let mut append = |bytes: &mut Vec<u8>| {
@@ -36,9 +35,7 @@ impl Peer {
             }
             self.stage(packet);
         }
-        let awaits_confirmation =
-            self.answered.is_some_and(|at| now.saturating_duration_since(at) < CONFIRMATION_TIMEOUT);
-        if !awaits_confirmation {
+        if !self.handshakes.await_confirmation(now) {
             self.initiate(false, context);
         }
     }
@@ -54,7 +51,9 @@ impl Peer {
         mut append: impl FnMut(&mut Vec<u8>),
     ) -> bool {
         let Context { now, both_ways, out, mtu, .. } = context;
-        let Some((path, tunnel)) = self.path.zip(self.tunnel.as_mut()) else { return false };
+        let Some((path, tunnel)) = self.endpoint.path.zip(self.sessions.tunnel.as_mut()) else {
+            return false;
+        };
         let Some(mut sealer) = tunnel.sealer(now.instant) else { return false };
         let key = Arc::clone(sealer.key());
         let overhead = DATA_HEADER_LENGTH.saturating_add(TAG_LENGTH);
@@ -63,7 +62,7 @@ impl Peer {
             if !out.has_room(max_length) {
                 break;
             }
-            self.last_sent = Some(now.instant);
+            self.traffic.last_sent = Some(now.instant);
             let also = both_ways.second_path(&self.key, &path, max_length, now.instant);
             let to = Destination { peer: Some(self.key), path, also, ecn };
             out.append(&to, max_length, Some(&key), |bytes| {
@@ -104,16 +103,16 @@ impl Peer {
     /// A keepalive that the user asked for, or that shows a peer our new endpoint. Without a session, a handshake.
     pub(super) fn keep_alive(&mut self, context: &mut Context<'_>) {
         // The next one is an interval away, even if this one fails.
-        self.last_sent = Some(context.now.instant);
+        self.traffic.last_sent = Some(context.now.instant);
         if !self.send_empty(context) {
-            self.unanswered = self.unanswered.saturating_add(1);
+            self.handshakes.unanswered = self.handshakes.unanswered.saturating_add(1);
             self.initiate(false, context);
         }
     }
 
     /// Whether a handshake with it can be begun.
     pub(super) fn may_ask(&self) -> bool {
-        self.path.is_some() && !self.has_unusable_key
+        self.endpoint.path.is_some() && !self.handshakes.has_unusable_key
     }
 
     /// Sends an initiation, unless one of the last seconds is unanswered and `again` is false.
@@ -125,21 +124,18 @@ impl Peer {
         let now = Now { wall: context.steady_wall, ..context.now };
         let tunnel = self.tunnel();
         let Some(message) = tunnel.initiate(again, index, now, context.random) else {
-            self.has_unusable_key = !tunnel.is_handshaking();
+            self.handshakes.has_unusable_key = !tunnel.is_handshaking();
             return;
         };
         context.indexes.insert(index, self.key);
-        self.attempted = Some(context.now.instant);
-        if let Some(repeats) = &mut self.repeats {
-            repeats.sent(&message);
-        }
+        self.handshakes.sent(&message, context.now.instant);
         self.emit(&message, context);
     }
 
     /// Sends a message of a handshake where packets go now.
     pub(super) fn emit(&mut self, message: &[u8], context: &mut Context<'_>) {
-        self.last_sent = Some(context.now.instant);
-        if let Some(path) = &self.path {
+        self.traffic.last_sent = Some(context.now.instant);
+        if let Some(path) = &self.endpoint.path {
             context.out.push_message(Some(self.key), path, message);
         }
     }
