@@ -15,11 +15,12 @@ use fairlead_pods::cni::{EgressRequest, Failure, Reason, blocking};
 use futures::future::try_join_all;
 use tokio::time::timeout;
 
+use super::Egress;
 use super::intent::{Intent, intent};
 use super::kernel::{self, Place};
 use super::plan::{Desired, Plan, desired, usable};
+use super::pod_egress::PodEgress;
 use super::sandboxes::Sandbox;
-use super::{Egress, Shared, client};
 
 /// How long an ADD waits for a gateway.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(2);
@@ -151,7 +152,7 @@ fn not_known_whether_selected() -> Failure {
     Failure::new(Reason::ApiServerUnavailable, what).details(why)
 }
 
-impl Shared {
+impl PodEgress {
     async fn inputs_known(&self) -> Result<(), Failure> {
         if self.deps.inputs.ready().await {
             return Ok(());
@@ -200,7 +201,7 @@ impl Shared {
     async fn register(&self, sandbox: &Sandbox, plan: &Plan) -> Result<Desired, Failure> {
         let (gateways, uid) = (&self.deps.gateways, sandbox.uid());
         for egress in &plan.usable {
-            gateways.add_client(egress, client(sandbox));
+            gateways.add_client(egress, sandbox.client());
         }
         let registered = plan.usable.iter().map(|egress| {
             let uid = &uid;

@@ -25,7 +25,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::api::{ObjectMeta, PartialObjectMeta};
 
-use super::egress_annotations;
+use super::annotations::egress_annotations;
 use super::objects::{CachedEgress, SlimService, ranges_of, subnets};
 use super::plan::{Asking, Cluster, Plan, plan, usable};
 use super::registrar::endpoints::{

@@ -21,10 +21,10 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client};
 use tokio::sync::watch;
 
-use super::EgressSwitches;
 use super::objects::{CachedEgress, SlimService};
 use super::plan::Cluster;
 use super::selection::Selectors;
+use super::switches::EgressSwitches;
 
 /// How long an ADD waits for first lists.
 const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(2);

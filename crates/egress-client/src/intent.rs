@@ -7,7 +7,7 @@ use fairlead_egress::EgressName;
 use fairlead_egress::annotation::chosen;
 use fairlead_egress::problem::EgressProblem;
 
-use super::egress_annotations;
+use super::annotations::egress_annotations;
 use super::plan::{Asking, Cluster, Plan, plan};
 use super::sandboxes::Sandbox;
 

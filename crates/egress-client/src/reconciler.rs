@@ -3,6 +3,7 @@
 //! Each pod is worked on by itself, so that one that fails or hangs delays no other. What differs is found by comparing with the
 //! kernel; a change of the namespace (`ChangeSignal`) leads to a comparison at once, and a sweep finds what was not reported.
 
+mod job;
 mod pods;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,12 +24,14 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use self::pods::{Pods, Work};
+use self::job::{Job, Work};
+use self::pods::Pods;
+use super::annotations::egress_annotations;
 use super::intent::{Intent, annotations, intent};
 use super::kernel::{self, Place};
 use super::plan::{Cluster, desired};
+use super::pod_egress::PodEgress;
 use super::sandboxes::{self, Sandbox};
-use super::{Shared, client, egress_annotations};
 use crate::registrar::Client;
 
 /// How often namespaces are compared without a change.
@@ -65,19 +68,8 @@ pub(crate) enum Outcome {
     },
 }
 
-/// One piece of work.
-pub(crate) struct Job {
-    pub(crate) key: Key,
-    pub(crate) sandbox: Arc<Sandbox>,
-    pub(crate) work: Work,
-    /// It was done already: what differs now was changed by others.
-    pub(crate) is_check: bool,
-    /// Changes of the namespace are not reported yet.
-    pub(crate) wants_signal: bool,
-}
-
 /// Runs until the program ends.
-pub(crate) async fn run(shared: Arc<Shared>) -> Infallible {
+pub(crate) async fn run(shared: Arc<PodEgress>) -> Infallible {
     let (wake, mut signalled) = mpsc::channel(SIGNALS);
     let (mut jobs, mut watches) = (JoinSet::<Done>::new(), JoinSet::<()>::new());
     let mut located = JoinSet::<Vec<Sandbox>>::new();
@@ -142,7 +134,7 @@ fn is_same<T>(before: &Option<Arc<T>>, now: &Option<Arc<T>>) -> bool {
 }
 
 /// Looks for pods that ask for gateways, or are gateways, and whose namespace is not known.
-fn locate(shared: &Arc<Shared>, located: &mut JoinSet<Vec<Sandbox>>) {
+fn locate(shared: &Arc<PodEgress>, located: &mut JoinSet<Vec<Sandbox>>) {
     let known = shared.sandboxes.all();
     let is_missing = |pod: &&Arc<SlimPod>| {
         let concerns = pod.gateway_of().is_some()
@@ -161,7 +153,7 @@ fn locate(shared: &Arc<Shared>, located: &mut JoinSet<Vec<Sandbox>>) {
     }
 }
 
-async fn carry_out(shared: Arc<Shared>, job: Job) -> Done {
+async fn carry_out(shared: Arc<PodEgress>, job: Job) -> Done {
     let key = job.key.clone();
     let Some(guard) = shared.deps.locks.try_lock(&key.container_id) else {
         return Done { key, outcome: Outcome::Busy };
@@ -175,7 +167,7 @@ async fn carry_out(shared: Arc<Shared>, job: Job) -> Done {
 }
 
 /// Blocks on the kernel.
-fn carry_out_now(shared: &Shared, job: Job) -> Outcome {
+fn carry_out_now(shared: &PodEgress, job: Job) -> Outcome {
     let Job { sandbox, work, is_check, wants_signal, .. } = job;
     let outcome = || -> Result<_, kernel::Error> {
         let netns = Netns::open(&sandbox.netns)?;
@@ -239,7 +231,7 @@ async fn watch(signal: ChangeSignal, key: Key, wake: mpsc::Sender<Key>) {
     }
 }
 
-impl Shared {
+impl PodEgress {
     /// The cluster, once everything of it is known.
     fn cluster(&self) -> Option<Arc<Cluster>> {
         self.deps.inputs.is_ready().then(|| self.deps.inputs.cluster())
@@ -409,7 +401,7 @@ fn clients(attachments: &BTreeMap<Key, Arc<Sandbox>>, pods: &Pods) -> BTreeMap<E
         let Some(sandbox) = attachments.get(key) else { continue };
         for egress in usable {
             if seen.insert((egress.clone(), sandbox.uid())) {
-                all.entry(egress.clone()).or_default().push(client(sandbox));
+                all.entry(egress.clone()).or_default().push(sandbox.client());
             }
         }
     }

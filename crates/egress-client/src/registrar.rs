@@ -2,42 +2,52 @@
 //!
 //! * `endpoints`: the gateways, from EndpointSlices.
 //! * `session`, `health`, `registry`: pure; what to send to each gateway, which gateways answer, and what follows.
-//! * `link`, `gateway`, `token`, `probes`: connections, tokens and ICMP.
+//! * `link`, `gateway`, `token`, `probes`: connections, tokens and ICMP; these tasks share `registrations`.
+//! * `client`, `way`, `heard_hold`, `refusal`, `not_registered`: what goes in, what comes out, and why something does not.
 //!
 //! A gateway is used for a client once it has confirmed it, as long as EndpointSlices show it and it answers echo requests, also when the
 //! stream to it ends: gateways keep the clients that they have.
 
+mod client;
 pub(crate) mod endpoints;
 mod gateway;
 mod health;
+mod heard_hold;
 mod link;
 pub(crate) mod metrics;
+mod not_registered;
 mod probes;
+mod refusal;
+mod registrations;
 mod registry;
 mod session;
 #[cfg(test)]
 pub(crate) mod tests;
 mod token;
+mod way;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_address::DualStackAddrs;
 use fairlead_api::names::EGRESS_REGISTRATION_PORT;
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::EgressName;
 use fairlead_wire::egress as wire;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+pub(crate) use self::client::Client;
 use self::endpoints::CachedSlice;
+pub(crate) use self::heard_hold::HeardHold;
 use self::metrics::RegistrarMetrics;
-use self::registry::Registry;
+pub(crate) use self::not_registered::NotRegistered;
+use self::registrations::Registrations;
 use self::token::RequestToken;
+pub(crate) use self::way::Way;
 use super::objects::CachedEgress;
 
 /// How long [`Registrar::registered`] waits, just less than its callers.
@@ -46,9 +56,6 @@ const REGISTERED: Duration = Duration::from_millis(1900);
 const SETTLE_INTERVAL: Duration = Duration::from_millis(500);
 /// Shortest time between two updates of gauges.
 const GAUGES_INTERVAL: Duration = Duration::from_millis(200);
-/// Longest reason and message of a refusal that are kept: a gateway writes them.
-const MAX_REASON: usize = 64;
-const MAX_MESSAGE: usize = 512;
 
 /// See [`super::parse_holds`].
 pub(crate) fn parse_holds(said: &[wire::Hold]) -> Option<BTreeMap<IpAddr, Duration>> {
@@ -57,115 +64,7 @@ pub(crate) fn parse_holds(said: &[wire::Hold]) -> Option<BTreeMap<IpAddr, Durati
     Some(holds.map(|(address, hold)| (address, hold.until.saturating_duration_since(now))).collect())
 }
 
-/// A pod of this node that uses egress gateways.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Client {
-    /// Of the pod.
-    pub(crate) uid: String,
-    /// Of the pod.
-    pub(crate) namespace: String,
-    /// Of the pod.
-    pub(crate) name: String,
-    /// What its packets to gateways have as their source.
-    pub(crate) addresses: DualStackAddrs,
-}
-
-/// A source address that a gateway on this node holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct HeardHold {
-    /// Of the gateway.
-    pub(crate) egress: EgressName,
-    /// The gateway.
-    pub(crate) gateway: endpoints::GatewayUid,
-    /// The source address.
-    pub(crate) address: IpAddr,
-    /// Greater than that of each gateway that has held the address before.
-    pub(crate) term: u64,
-    /// When it ends, unless the gateway says it again.
-    pub(crate) until: Instant,
-    /// Whether the gateway takes packets of clients already.
-    pub(crate) is_ready: bool,
-}
-
-/// Where packets of a client to an Egress go.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// To these gateways, at which the client is registered (may be empty: then nothing leaves; an unreachable route answers). Of both
-    /// families; at most [`fairlead_fou::MAX_GATEWAYS`] of each.
-    Gateways(Vec<fairlead_fou::Gateway>),
-    /// To the Service's address: the gateways are Coil's, which register clients themselves (they watch pods) and refuse connections to
-    /// [`EGRESS_REGISTRATION_PORT`].
-    Service,
-    /// Not known yet since the program started: gateways are being asked, or the API server does not answer. What the kernel has from
-    /// before stays. Only clients of [`Registrar::set_clients`] have this, for at most 10 s once EndpointSlices are known.
-    Unknown,
-}
-
-/// Why a gateway does not take a client.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Refusal {
-    /// One CamelCase word.
-    pub(crate) reason: String,
-    /// What an operator can do about it.
-    pub(crate) message: String,
-}
-
-impl Refusal {
-    /// What a gateway says, without what could confuse a log.
-    fn new(reason: &str, message: &str) -> Self {
-        let reason: String = reason.chars().filter(char::is_ascii_alphanumeric).take(MAX_REASON).collect();
-        let reason = if reason.is_empty() { "Refused".to_owned() } else { reason };
-        let message = message.chars().filter(|it| !it.is_control()).take(MAX_MESSAGE).collect();
-        Self { reason, message }
-    }
-}
-
-/// Why a client is registered at no gateway.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NotRegistered {
-    /// The program may not read EndpointSlices, or has not yet.
-    #[error(
-        "the EndpointSlices of the Egress are not known: the API server does not answer, or deploy/rbac/node.yaml is not applied"
-    )]
-    EndpointSlicesUnknown,
-    /// No gateway is ready.
-    #[error("no gateway of the Egress is ready: see its pods")]
-    NoGateway,
-    /// There are some, but none answers.
-    #[error(
-        "no gateway of the Egress answers: {0}; nodes must reach TCP port {EGRESS_REGISTRATION_PORT} of gateway pods"
-    )]
-    NoGatewayAnswers(String),
-    /// Gateways have confirmed it, and none of them forwards.
-    #[error("no gateway of the Egress holds one of its source addresses: see status.sourceAddresses")]
-    NoSourceAddressHeld,
-    /// It was never added, or removed meanwhile.
-    #[error("the pod is no client of the Egress any more")]
-    NotAClient,
-    /// All gateways that are ready refuse it.
-    #[error("the gateways refuse the pod: {}: {}", .0.reason, .0.message)]
-    Refused(Refusal),
-    /// There is no token to register with.
-    #[error("the API server gives no token to register with: {0}")]
-    TokenUnavailable(String),
-}
-
-impl NotRegistered {
-    /// One CamelCase word; of a refusal, the gateway's.
-    pub(crate) fn reason(&self) -> &str {
-        match self {
-            Self::EndpointSlicesUnknown => "EndpointSlicesUnknown",
-            Self::NoGateway => "NoGateway",
-            Self::NoGatewayAnswers(_) => "NoGatewayAnswers",
-            Self::NoSourceAddressHeld => "NoSourceAddressHeld",
-            Self::NotAClient => "NotAClient",
-            Self::Refused(refusal) => &refusal.reason,
-            Self::TokenUnavailable(_) => "TokenUnavailable",
-        }
-    }
-}
-
-/// What it needs.
+/// Dependencies of the registrar.
 pub(crate) struct RegistrarDeps {
     /// For tokens.
     pub(crate) client: kube::Client,
@@ -182,22 +81,7 @@ pub(crate) struct RegistrarDeps {
 /// Handle; cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Registrar {
-    shared: Arc<Shared>,
-}
-
-/// What its tasks share.
-struct Shared {
-    registry: Mutex<Registry>,
-    changes: watch::Sender<u64>,
-    /// Changes whenever [`Registrar::local_holds`] may return something else.
-    holds: watch::Sender<()>,
-    /// There may be gateways without a task.
-    tasks: Notify,
-    /// There may be gateways to probe.
-    probes: Notify,
-    request_token: RequestToken,
-    port: u16,
-    metrics: RegistrarMetrics,
+    shared: Arc<Registrations>,
 }
 
 impl Registrar {
@@ -213,17 +97,7 @@ impl Registrar {
     }
 
     fn new(request_token: RequestToken, port: u16, metrics: RegistrarMetrics) -> Self {
-        let shared = Shared {
-            registry: Mutex::default(),
-            changes: watch::Sender::new(0),
-            holds: watch::Sender::new(()),
-            tasks: Notify::new(),
-            probes: Notify::new(),
-            request_token,
-            port,
-            metrics,
-        };
-        Self { shared: Arc::new(shared) }
+        Self { shared: Arc::new(Registrations::new(request_token, port, metrics)) }
     }
 
     fn spawn(&self, subsystem: &mut Subsystem) {
@@ -320,30 +194,9 @@ impl Registrar {
     }
 }
 
-impl Shared {
-    /// Held for moments only. Each change of it is complete before anything could panic.
-    fn registry(&self) -> MutexGuard<'_, Registry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn changed(&self, changed: bool) {
-        if changed {
-            self.changes.send_modify(|count| *count = count.wrapping_add(1));
-        }
-    }
-
-    fn clients_changed(&self, changed: bool) {
-        if changed {
-            self.tasks.notify_one();
-            self.probes.notify_one();
-            self.changed(true);
-        }
-    }
-}
-
 /// Takes what EndpointSlices show, and which gateways hold source addresses.
 async fn follow(
-    shared: Arc<Shared>,
+    shared: Arc<Registrations>,
     egresses: Arc<Cache<CachedEgress>>,
     slices: Arc<Cache<CachedSlice>>,
     node: String,
@@ -370,7 +223,7 @@ async fn follow(
 }
 
 /// Has a task for each gateway with clients of this node.
-async fn run(shared: Arc<Shared>) -> Result<(), tokio::task::JoinError> {
+async fn run(shared: Arc<Registrations>) -> Result<(), tokio::task::JoinError> {
     let mut tasks = JoinSet::new();
     loop {
         for id in shared.registry().start_tasks() {
@@ -386,7 +239,7 @@ async fn run(shared: Arc<Shared>) -> Result<(), tokio::task::JoinError> {
     }
 }
 
-async fn gauges(shared: Arc<Shared>) {
+async fn gauges(shared: Arc<Registrations>) {
     let mut changes = shared.changes.subscribe();
     loop {
         shared.metrics.gateways(shared.registry().gateways_in_use());

@@ -23,6 +23,8 @@ use fairlead_wire::spool;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+use super::registrar::Client;
+
 /// The interface of a pod in Kubernetes.
 const IFNAME: &str = "eth0";
 /// Largest file that is read, in bytes: more than the annotations of any pod (256 KiB) take in JSON.
@@ -71,6 +73,16 @@ impl Sandbox {
     /// By what gateways know the pod: its UID, or its name where the runtime passes none.
     pub(crate) fn uid(&self) -> String {
         self.uid.clone().unwrap_or_else(|| format!("{}/{}", self.namespace, self.pod))
+    }
+
+    /// Its pod as a client of gateways.
+    pub(crate) fn client(&self) -> Client {
+        Client {
+            uid: self.uid(),
+            namespace: self.namespace.clone(),
+            name: self.pod.clone(),
+            addresses: self.addresses(),
+        }
     }
 
     /// The Egresses that select the pod.

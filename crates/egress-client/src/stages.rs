@@ -23,7 +23,9 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client};
 use tokio::time::timeout;
 
-use super::{Attached, Egress, egress_annotations};
+use super::Egress;
+use super::annotations::egress_annotations;
+use super::attach::Attached;
 
 /// How long the API server may take to return a pod that the cache does not have.
 const POD_TIMEOUT: Duration = Duration::from_secs(5);

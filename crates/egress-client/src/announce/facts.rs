@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
 
-use super::Nodes;
-use super::plan::Gateway;
+use super::gateway::Gateway;
+use super::source_addresses::Nodes;
 use crate::objects::{CachedEgress, SourceAddressesOf};
 use crate::registrar::endpoints::GatewayPlace;
 

@@ -5,11 +5,12 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use fairlead_address::{DualStackAddrs, IpFamily};
+use fairlead_address::IpFamily;
 use fairlead_dataplane::source_addresses::Source;
 use fairlead_egress::EgressName;
 
 use super::facts::Permitted;
+use super::gateway::Gateway;
 use super::pace::Pace;
 use crate::registrar::HeardHold;
 
@@ -17,17 +18,6 @@ use crate::registrar::HeardHold;
 /// known which gateways there are. Before, none could have confirmed it: that takes a token of the API server.
 const CONFIRMED: Duration = Duration::from_secs(2);
 const CONFIRMED_UNHEARD: Duration = Duration::from_secs(30);
-
-/// A gateway pod of this node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Gateway {
-    pub(super) egress: EgressName,
-    /// Of the pod.
-    pub(super) uid: String,
-    /// Name of the pod.
-    pub(super) pod: String,
-    pub(super) addresses: DualStackAddrs,
-}
 
 /// An address that is announced.
 #[derive(Debug, Clone, PartialEq, Eq)]

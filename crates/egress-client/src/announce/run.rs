@@ -3,19 +3,27 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fairlead_cluster::caches::Cache;
+use fairlead_cluster::pods::SlimPod;
+use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_dataplane::source_addresses::{self, Found, Source, Uplink};
 use fairlead_dataplane::uplink::Ignored;
 use fairlead_egress::EgressName;
 use tokio::time::{Instant as Time, sleep, sleep_until};
 
 use super::facts::{self, Permitted};
+use super::gateway::Gateway;
+use super::metrics::AnnounceMetrics;
 use super::pace::{Pace, PacedHolders};
-use super::plan::{self, Adopted, Announced, Gateway, Host, Plan, Problem};
+use super::plan::{self, Adopted, Announced, Host, Plan, Problem};
 use super::schedule::Schedule;
-use super::{AnnounceDeps, Report, Shown};
-use crate::registrar::HeardHold;
+use super::source_addresses::{Report, Shown, SourceAddresses};
+use crate::objects::CachedEgress;
+use crate::registrar::endpoints::CachedSlice;
+use crate::registrar::{HeardHold, Registrar};
 
 /// How often the kernel is compared while something is announced: entries that others delete are not reported.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
@@ -23,6 +31,21 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Least pause between two steps, so that a gateway that says something else all the time does not keep the kernel busy.
 const MIN_PAUSE: Duration = Duration::from_millis(20);
+
+/// Dependencies of the announcer.
+pub(crate) struct AnnounceDeps {
+    pub(crate) registrar: Registrar,
+    pub(crate) egresses: Arc<Cache<CachedEgress>>,
+    /// The gateways of all Egresses.
+    pub(crate) slices: Arc<Cache<CachedSlice>>,
+    /// The pods of this node.
+    pub(crate) pods: Arc<Cache<SlimPod>>,
+    pub(crate) sources: SourceAddresses,
+    pub(crate) ids: RoutingIds,
+    pub(crate) metrics: AnnounceMetrics,
+    /// Names of the mesh's devices, which are no uplinks.
+    pub(crate) mesh_devices: Box<dyn Fn() -> Vec<String> + Send + Sync>,
+}
 
 /// What the plan follows from, but for the kernel.
 #[derive(Debug, Clone, PartialEq)]

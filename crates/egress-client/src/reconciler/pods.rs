@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::super::intent::Intent;
 use super::super::plan::{Desired, Plan};
 use super::super::sandboxes::Sandbox;
-use super::Job;
+use super::job::{Job, Work};
 
 /// Pods that are worked on at a time.
 const MAX_JOBS: usize = 8;
@@ -24,24 +24,6 @@ const MAX_JOBS: usize = 8;
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
 /// Pauses after failures: the first, doubled up to the last.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
-
-/// What a namespace is to be brought to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Work {
-    /// A client's.
-    Client(Desired),
-    /// A gateway's.
-    Gateway,
-    /// Without anything of egress.
-    Nothing,
-}
-
-impl Work {
-    /// Whether a table of nftables belongs to it, whose changes are to be noticed.
-    pub(super) fn has_nftables(&self) -> bool {
-        matches!(self, Self::Client(desired) if desired.answers_by_uplink())
-    }
-}
 
 /// One attachment.
 struct Pod {

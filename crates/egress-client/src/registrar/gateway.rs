@@ -16,9 +16,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
 use super::link::{self, Link};
+use super::refusal::Refusal;
+use super::registrations::Registrations;
 use super::registry::{Gateway, GatewayId, Poll};
 use super::session::{Ended, Heard, Step, Token};
-use super::{Refusal, Shared};
 
 /// Longest answer: the refusals of all pods of a node.
 const MAX_ANSWER: usize = 1 << 20;
@@ -29,7 +30,7 @@ const MAX_STATUS: usize = 256;
 const MAX_UID: usize = 64;
 
 /// Ends when the gateway is gone, or has no clients of this node.
-pub(super) async fn run(shared: Arc<Shared>, id: GatewayId) {
+pub(super) async fn run(shared: Arc<Registrations>, id: GatewayId) {
     let Some(wake) = shared.registry().gateway(&id).map(|gateway| gateway.wake()) else { return };
     loop {
         let now = Instant::now();
@@ -65,7 +66,7 @@ async fn reached(until: Option<Instant>) {
 }
 
 /// One connection, from its beginning to its end. `Ok`: the gateway is gone.
-async fn connection(shared: &Shared, id: &GatewayId, wake: &Notify) -> Result<(), Ended> {
+async fn connection(shared: &Registrations, id: &GatewayId, wake: &Notify) -> Result<(), Ended> {
     let addresses = shared.registry().gateway(id).map(|gateway| gateway.endpoint.addresses);
     let Some(addresses) = addresses else { return Ok(()) };
     let linked = timeout(link::CONNECT, link::connect(addresses, shared.port)).await;
@@ -115,7 +116,7 @@ enum Next {
     Wait(Option<Instant>),
 }
 
-impl Shared {
+impl Registrations {
     /// Sends what is to be sent. The gateway has answered the message before, so there is room for one.
     fn next(&self, id: &GatewayId, sender: &mpsc::Sender<RegisterRequest>) -> Result<Next, Ended> {
         match self.registry().poll(id, Instant::now()) {

@@ -8,11 +8,11 @@ use std::time::Instant;
 use fairlead_tunnel::EchoSockets;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use super::Shared;
 use super::health::{Changes, EARLY, INTERVAL};
+use super::registrations::Registrations;
 
 /// Never ends.
-pub(super) async fn run(shared: Arc<Shared>) {
+pub(super) async fn run(shared: Arc<Registrations>) {
     let mut sockets = EchoSockets::new(rand::random());
     let exchange = |asking: Option<&_>| match asking {
         Some(asking) => sockets.exchange(asking),
@@ -23,7 +23,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
 
 /// `exchange` returns who has replied since the last call, and asks these, if any. Without gateways in use it waits for some.
 pub(super) async fn run_with(
-    shared: Arc<Shared>,
+    shared: Arc<Registrations>,
     mut exchange: impl FnMut(Option<&BTreeSet<IpAddr>>) -> BTreeSet<IpAddr>,
 ) {
     let mut ticks = interval(INTERVAL);
@@ -47,7 +47,7 @@ pub(super) async fn run_with(
     }
 }
 
-impl Shared {
+impl Registrations {
     fn follow(&self, Changes { down, lost, up }: Changes) {
         for gateway in &down {
             tracing::warn!(%gateway, "the egress gateway answers no echo requests; new flows go to others if there are any");

@@ -9,10 +9,13 @@ use fairlead_egress::EgressName;
 use fairlead_fou::Gateway as Target;
 use fairlead_wire::egress::RegisterResponse;
 
+use super::client::Client;
 use super::endpoints::{Endpoints, GatewayUid};
 use super::health::{Changes, Health};
+use super::heard_hold::HeardHold;
+use super::not_registered::NotRegistered;
 use super::session::{Clients, Ended, Heard, Hold, Step, Token};
-use super::{Client, HeardHold, NotRegistered, Way};
+use super::way::Way;
 pub(super) use gateway::Gateway;
 use gateway::{Condition, usable};
 use holds::Holds;

@@ -16,7 +16,8 @@ use fairlead_limits::{doubled, part};
 use fairlead_wire::egress::{self as wire, RegisterRequest, RegisterResponse, State};
 
 use self::stream::{Next, Stream};
-use super::{Client, Refusal};
+use super::client::Client;
+use super::refusal::Refusal;
 
 /// Pauses between attempts, doubled from the first to the last; each is between a half and the whole of it.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);

@@ -5,6 +5,7 @@ pub(crate) mod gateway;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use fairlead_cluster::subsystem::Supervisor;

@@ -32,11 +32,14 @@ use testbed_netns::Namespace;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
+use super::super::attach::Attached;
+use super::super::gateways::Gateways;
 use super::super::inputs::Inputs;
 use super::super::metrics::EgressMetrics;
 use super::super::objects::{CachedEgress, SlimService};
+use super::super::pod_egress::EgressDeps;
 use super::super::registrar::{Client, Way};
-use super::super::{Attached, Egress, EgressDeps, EgressProblems, EgressSwitches, Gateways};
+use super::super::{Egress, EgressProblems, EgressSwitches};
 
 /// The address of each family, of the pod, of the Service, and of a gateway.
 pub(crate) const POD: [&str; 2] = ["10.20.30.40", "fd02::1"];

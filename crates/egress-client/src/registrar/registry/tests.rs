@@ -5,8 +5,8 @@ use fairlead_wire::egress as wire;
 use fairlead_wire::egress::State;
 
 use super::*;
-use crate::registrar::Refusal;
 use crate::registrar::endpoints::GatewayEndpoint;
+use crate::registrar::refusal::Refusal;
 
 fn nat() -> EgressName {
     EgressName { namespace: "internet-egress".to_owned(), name: "nat".to_owned() }

@@ -9,7 +9,7 @@ use prometheus_client::registry::Registry as Metrics;
 
 use super::gateway::Fake;
 use super::*;
-use crate::Attached;
+use crate::attach::Attached;
 use crate::tests::bed::{Bed, Objects, Pod, egress, service};
 
 const NAMES: [&str; 4] = ["one/nat", "two/nat", "three/nat", "four/nat"];
