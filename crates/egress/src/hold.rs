@@ -29,6 +29,7 @@
 //! One case is open: a gateway that starts while its holder hears neither from the API server nor from the new gateway. The holder does not know
 //! it, so does not need its promise, and [`JOIN`] later the new one may take the slot, unless a member that it reaches has promised it.
 
+mod confirmations;
 mod handover;
 mod message;
 mod slot;
@@ -202,7 +203,7 @@ impl Hold {
             self.members.insert(name.clone(), Member::default());
         }
         for slot in self.slots.values_mut() {
-            slot.acked.retain(|name, _| self.members.contains_key(name));
+            slot.confirmations.retain(|name| self.members.contains_key(name));
         }
     }
 

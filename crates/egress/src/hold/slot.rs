@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::confirmations::Confirmations;
 use super::{
     Cause, Held, LINGER, Lease, MAX_TERM, Member, Outcome, PROMISE, Report, VALIDITY, WRITABLE, WRITE, Write,
     WriteKind,
@@ -26,12 +27,10 @@ pub(super) struct Slot {
     pub(super) claim: Option<u64>,
     /// Since when it does.
     pub(super) taken: Option<Duration>,
-    /// When the last successful write began.
-    renewed: Option<Duration>,
+    /// Confirmations of that claim.
+    pub(super) confirmations: Confirmations,
     /// When the last write was answered, if it succeeded.
     answered: Option<Duration>,
-    /// By member: when the last heartbeat was sent that it has answered with a promise for this claim.
-    pub(super) acked: BTreeMap<String, Duration>,
     /// A write that has had no outcome yet.
     pub(super) in_flight: Option<Write>,
     /// How the write that takes the slot gets it.
@@ -71,7 +70,8 @@ impl Slot {
             return;
         }
         if lease.as_ref().is_some_and(|lease| self.is_older(lease)) && began >= self.seen_at {
-            (self.lease, self.in_flight, self.renewed, self.answered) = (None, None, None, None);
+            (self.lease, self.in_flight, self.answered) = (None, None, None);
+            self.confirmations.forget_writes();
         }
         self.seen(own, lease, now);
     }
@@ -112,8 +112,7 @@ impl Slot {
 
     fn lose(&mut self) {
         self.claim = None;
-        self.renewed = None;
-        self.acked.clear();
+        self.confirmations = Confirmations::default();
     }
 
     /// Whether this gateway promises not to take the slot from the holder of this term.
@@ -160,8 +159,7 @@ impl Slot {
     /// A member's answer to a heartbeat that was sent then.
     pub(super) fn reported(&mut self, from: &str, report: &Report, sent: Duration) {
         if report.promised && self.claim == Some(report.term) {
-            let acked = self.acked.entry(from.to_owned()).or_default();
-            *acked = sent.max(*acked);
+            self.confirmations.acknowledge(from, sent);
         }
     }
 
@@ -169,19 +167,18 @@ impl Slot {
     pub(super) fn joined(&mut self, members: &BTreeMap<String, Member>, new: &[&String], now: Duration) {
         let Some(oldest) = self.oldest(members, now).filter(|_| self.claim.is_some()) else { return };
         for name in new {
-            self.acked.insert((*name).clone(), oldest);
+            self.confirmations.join(name, oldest);
         }
     }
 
     /// When the heartbeat was sent since which all members have promised; `None` if one has promised nothing.
     pub(super) fn oldest(&self, members: &BTreeMap<String, Member>, now: Duration) -> Option<Duration> {
-        let promised = members.keys().map(|name| self.acked.get(name).copied());
-        promised.min().unwrap_or(Some(now))
+        self.confirmations.oldest(members.keys(), now)
     }
 
     /// Until when a claim is confirmed.
     pub(super) fn valid_until(&self, members: &BTreeMap<String, Member>, now: Duration) -> Duration {
-        let confirmed = self.oldest(members, now).max(self.renewed);
+        let confirmed = self.confirmations.last(members.keys(), now);
         confirmed.map_or(Duration::ZERO, |at| at.saturating_add(VALIDITY))
     }
 
@@ -294,12 +291,12 @@ impl Slot {
         if !holds || is_given_up || is_superseded {
             return None;
         }
-        self.renewed = self.renewed.max(Some(write.began));
+        self.confirmations.renew(write.began);
         if self.claim == Some(term) {
             return None;
         }
         (self.claim, self.taken, self.lingers) = (Some(term), Some(now), None);
-        self.acked.clear();
+        self.confirmations.forget_promises();
         Some(if write.kind == WriteKind::Renew { Cause::Restart } else { self.takes_by })
     }
 }
