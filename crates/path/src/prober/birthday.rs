@@ -6,31 +6,32 @@ use std::time::Duration;
 use fairlead_address::is_private;
 
 use super::Prober;
-use super::path::{LAST_REQUEST, Origin, Path};
+use super::attempt::LAST_REQUEST;
+use super::path::Origin;
 use crate::candidates::Source;
 
 impl Prober {
     /// Whether packets are relayed although all paths were tried, and there is traffic that an attempt is worth.
     pub(crate) fn wants_birthday(&self, now: Duration) -> bool {
         let (last_request, _) = LAST_REQUEST;
-        let tried = self.round_began.is_none_or(|began| now.saturating_sub(began) > last_request);
+        let tried = self.rounds.began.is_none_or(|began| now.saturating_sub(began) > last_request);
         self.uses_relay()
-            && self.is_active(now)
+            && self.traffic.is_active(now)
             && tried
             && !self.works_directly(now)
-            && !self.is_relay_only()
+            && !self.network.is_relay_only()
     }
 
     /// Where requests go by way of the relay.
     pub(crate) fn relay_address(&self) -> Option<SocketAddr> {
-        let current = self.current_path().filter(|path| path.is_relay());
+        let current = self.paths.in_use().filter(|path| path.is_relay());
         let any = || self.paths.iter().filter(|path| path.is_relay()).min_by_key(|path| path.rank());
         current.or_else(any).map(|path| path.candidate.address)
     }
 
     /// Whether what comes from this address came by way of the relay.
     pub(crate) fn is_relay_at(&self, address: SocketAddr) -> bool {
-        self.is_port_of_relay(address) || self.path(address).is_some_and(Path::is_relay)
+        self.network.is_port_of_relay(address) || self.paths.is_relay(address)
     }
 
     /// Where STUN servers and other nodes see the peer: the only place that an attempt may be aimed at.
@@ -38,13 +39,14 @@ impl Prober {
         let published = self.paths.iter().filter(|path| path.origin == Origin::Published);
         let seen = published.filter(|path| path.candidate.source == Source::Observed);
         let mut addresses = seen.map(|path| path.candidate.address);
-        addresses.find(|address| address.is_ipv4() && !is_private(address.ip()) && self.may_use(*address))
+        addresses
+            .find(|address| address.is_ipv4() && !is_private(address.ip()) && self.network.may_use(*address))
     }
 
     /// An attempt has found this address: it is asked like any other path.
     pub(crate) fn add_found(&mut self, now: Duration, address: SocketAddr) {
-        let may_use = self.may_use(address);
-        match self.paths.iter_mut().find(|path| path.candidate.address == address) {
+        let may_use = self.network.may_use(address);
+        match self.paths.to_mut(address) {
             Some(path) => (path.attempt, path.has_failed) = (Some((now, 0)), false),
             None if may_use => self.add_reflexive(now, address),
             None => {}
@@ -53,11 +55,11 @@ impl Prober {
 
     /// Whether packets go to this address.
     pub(crate) fn is_in_use(&self, address: SocketAddr) -> bool {
-        self.current == Some(address)
+        self.paths.current == Some(address)
     }
 
     /// Whether this path was in use and stopped answering.
     pub(crate) fn has_failed(&self, address: SocketAddr, now: Duration) -> bool {
-        self.path(address).is_some_and(|path| path.has_failed && !path.is_fresh(now))
+        self.paths.to(address).is_some_and(|path| path.has_failed && !path.is_fresh(now))
     }
 }

@@ -7,13 +7,10 @@
 //!
 //! A test opens the NAT of the node that makes it, so the other one would learn nothing in that time: they take turns.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Duration;
 
-use fairlead_address::is_private;
-
-use super::path::LAST_REQUEST;
-use super::{Path, Prober};
+use super::attempt::LAST_REQUEST;
 
 /// From when a packet of the peer was noticed to the request, in one test after the other. A packet is noticed up to 5 s late, and the next
 /// keepalive comes 25 s after it: one of these is shortly before.
@@ -32,7 +29,7 @@ const PAUSE: Duration = Duration::from_secs(6 * 3600);
 /// A peer that is heard after an unanswered test, within this time, was there during the test.
 const HEARD_AGAIN: Duration = Duration::from_secs(60);
 
-/// What tests of the idle path have shown, in this network and with the peer at this address.
+/// Tests of the idle path, and what they have shown in this network and with the peer at this address.
 #[derive(Debug, Default)]
 pub(super) struct IdleTests {
     /// Where the peer is.
@@ -53,7 +50,7 @@ pub(super) struct IdleTests {
     quiet_since: Duration,
     not_before: Duration,
     /// The peer asks for more keepalives.
-    is_asked: bool,
+    pub(super) is_asked: bool,
 }
 
 impl IdleTests {
@@ -67,7 +64,7 @@ impl IdleTests {
         self.due.into_iter().chain(self.ends()).min()
     }
 
-    fn stop(&mut self) {
+    pub(super) fn stop(&mut self) {
         (self.due, self.began) = (None, None);
     }
 
@@ -80,7 +77,7 @@ impl IdleTests {
     }
 
     /// Another network, or another address of the peer.
-    fn forget(&mut self) {
+    pub(super) fn forget(&mut self) {
         *self = Self { of: self.of, is_asked: self.is_asked, ..Self::default() };
     }
 
@@ -111,122 +108,76 @@ impl IdleTests {
         }
     }
 
-    fn has_failed(&self) -> bool {
+    pub(super) fn has_failed(&self) -> bool {
         self.failed >= MAX_FAILED
     }
-}
 
-impl Prober {
-    /// Whether keepalives have to come more often than they usually do.
-    pub(crate) fn needs_keepalives(&self) -> bool {
-        let needs = |tests: &IdleTests| tests.has_failed() || tests.is_asked;
-        self.relay.is_none() && self.idle_tests.as_deref().is_some_and(needs)
-    }
-
-    /// Whether the peer is to send them more often.
-    pub(crate) fn wants_keepalives(&self) -> bool {
-        self.relay.is_none() && self.idle_tests.as_deref().is_some_and(IdleTests::has_failed)
-    }
-
-    /// What an authenticated request of the peer says of keepalives.
-    pub(crate) fn peer_wants_keepalives(&mut self, is_asked: bool) {
-        if is_asked || self.idle_tests.is_some() {
-            self.idle_tests.get_or_insert_default().is_asked = is_asked;
-        }
-    }
-
-    /// Other NATs are between the nodes now.
-    pub(super) fn forget_idle_tests(&mut self) {
-        self.idle_tests.iter_mut().for_each(|tests| tests.forget());
-    }
-
-    /// The device was read; `is_heard` if the peer has sent something since it was read before.
-    pub(super) fn observe_idle(&mut self, now: Duration, is_heard: bool) {
-        let may_test = self.may_test_idle(now);
-        if !may_test && self.idle_tests.is_none() {
-            return;
-        }
-        let (at, is_controlling) = (self.session.endpoint.map(|endpoint| endpoint.ip()), self.is_controlling);
-        let tests = self.idle_tests.get_or_insert_default();
-        if at.is_some() && tests.of != at {
-            tests.of = at;
-            tests.forget();
-            tests.quiet_since = now;
+    /// The device was read: the peer is `at` this address, and `is_heard` if it has sent something since the device was read before. Whether
+    /// the path in use is to be asked.
+    pub(super) fn observe(
+        &mut self,
+        now: Duration,
+        at: Option<IpAddr>,
+        is_heard: bool,
+        may_test: bool,
+        is_controlling: bool,
+    ) -> bool {
+        if at.is_some() && self.of != at {
+            self.of = at;
+            self.forget();
+            self.quiet_since = now;
         }
         // Whatever the session was doing since: a path that was closed both ways ends it.
-        tests.unanswered.take_if(|ended| now.saturating_sub(*ended) > HEARD_AGAIN);
-        if is_heard && tests.unanswered.take().is_some() {
-            tests.failed = tests.failed.saturating_add(1);
-            if tests.has_failed() {
-                tests.stop();
+        self.unanswered.take_if(|ended| now.saturating_sub(*ended) > HEARD_AGAIN);
+        if is_heard && self.unanswered.take().is_some() {
+            self.failed = self.failed.saturating_add(1);
+            if self.has_failed() {
+                self.stop();
                 // The peer's NAT is open now.
-                self.ask_current(now);
-                return;
+                return true;
             }
         }
-        if !may_test || tests.has_failed() || now < tests.not_before {
-            tests.stop();
-            tests.quiet_since = now;
-        } else if is_heard && tests.began.is_none() {
-            tests.plan(now);
-        } else if tests.is_quiet(now, is_controlling) {
-            tests.due = Some(now);
+        if !may_test || self.has_failed() || now < self.not_before {
+            self.stop();
+            self.quiet_since = now;
+        } else if is_heard && self.began.is_none() {
+            self.plan(now);
+        } else if self.is_quiet(now, is_controlling) {
+            self.due = Some(now);
         }
+        false
     }
 
-    /// A request of the peer has come: its NAT is open for another reason than that its mapping has lasted.
-    pub(super) fn yield_idle_test(&mut self, now: Duration) {
-        let (current, is_controlling) = (self.current, self.is_controlling);
-        let Some(tests) = self.idle_tests.as_deref_mut() else { return };
-        tests.due = None;
-        let Some(began) = tests.began else { return };
-        let mut in_use = self.paths.iter().filter(|path| Some(path.candidate.address) == current);
-        if in_use.any(|path| path.has_answered_since(began)) {
-            tests.conclude(now, true);
+    /// A request of the peer has come: its NAT is open for another reason than that its mapping has lasted. `has_answered` says whether the path
+    /// in use has answered since a time.
+    pub(super) fn give_way(
+        &mut self,
+        now: Duration,
+        is_controlling: bool,
+        has_answered: impl Fn(Duration) -> bool,
+    ) {
+        self.due = None;
+        let Some(began) = self.began else { return };
+        if has_answered(began) {
+            self.conclude(now, true);
         } else {
             // Both have begun at the same time.
-            (tests.began, tests.yields, tests.quiet_since) = (None, !is_controlling, now);
+            (self.began, self.yields, self.quiet_since) = (None, !is_controlling, now);
         }
     }
 
-    /// Begins and ends tests.
-    pub(super) fn run_idle_test(&mut self, now: Duration) {
-        let can_test = self.can_test_idle(now);
-        let Some(tests) = self.idle_tests.as_deref_mut() else { return };
-        if !can_test {
-            tests.stop();
-            return;
-        }
-        if tests.ends().is_some_and(|at| at <= now)
-            && let Some(began) = tests.began
+    /// Begins and ends tests. Whether the path in use is to be asked.
+    pub(super) fn run(&mut self, now: Duration, has_answered: impl Fn(Duration) -> bool) -> bool {
+        if self.ends().is_some_and(|at| at <= now)
+            && let Some(began) = self.began
         {
-            let current = self.current;
-            let mut in_use = self.paths.iter().filter(|path| Some(path.candidate.address) == current);
-            tests.conclude(now, in_use.any(|path| path.has_answered_since(began)));
+            self.conclude(now, has_answered(began));
         }
-        if tests.due.take_if(|due| *due <= now).is_some() {
-            tests.began = Some(now);
-            tests.begun = tests.begun.wrapping_add(1);
-            self.ask_current(now);
+        let is_due = self.due.take_if(|due| *due <= now).is_some();
+        if is_due {
+            self.began = Some(now);
+            self.begun = self.begun.wrapping_add(1);
         }
-    }
-
-    /// Only while nothing else keeps the NATs open, and only where there may be any.
-    fn may_test_idle(&self, now: Duration) -> bool {
-        let is_outside = |endpoint: SocketAddr| !endpoint.ip().is_loopback() && !is_private(endpoint.ip());
-        let is_idle = self.session.is_up && !self.is_active(now);
-        self.relay.is_none() && is_idle && self.session.endpoint.is_some_and(is_outside)
-    }
-
-    /// Only over what answers requests.
-    fn can_test_idle(&self, now: Duration) -> bool {
-        let speaks = |path: &Path| path.answered.is_some() && !path.has_failed;
-        self.may_test_idle(now) && self.current_path().is_some_and(speaks)
-    }
-
-    fn ask_current(&mut self, now: Duration) {
-        let current = self.current;
-        let in_use = self.paths.iter_mut().filter(|path| Some(path.candidate.address) == current);
-        in_use.for_each(|path| path.attempt = Some((now, 0)));
+        is_due
     }
 }

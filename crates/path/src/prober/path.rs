@@ -5,19 +5,10 @@ use std::time::Duration;
 use fairlead_address::is_private;
 use fairlead_wire::probe::TransactionId;
 
-use super::full_size::FullSize;
+use super::attempt::ATTEMPT;
+use super::full_size::{Due, FullSize};
 use crate::candidates::{Candidate, Source};
 
-/// When requests are sent to a candidate in one attempt, until it answers.
-pub(super) const ATTEMPT: [Duration; 5] = [
-    Duration::ZERO,
-    Duration::from_millis(100),
-    Duration::from_millis(200),
-    Duration::from_millis(400),
-    Duration::from_millis(800),
-];
-/// The last request of an attempt: the time after its start, and how many are before it.
-pub(super) const LAST_REQUEST: (Duration, usize) = (Duration::from_millis(800), ATTEMPT.len() - 1);
 /// How long an answer is waited for.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an answer proves that a candidate works.
@@ -27,7 +18,7 @@ const MAX_PENDING: usize = 8;
 /// By how much the round-trip time of another path must be lower: a third, and this much.
 const MIN_GAIN: Duration = Duration::from_millis(5);
 
-/// Who names an endpoint of the peer.
+/// Origin of an endpoint of the peer: who names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
     /// The plan, from what is published; or the relay.
@@ -111,6 +102,31 @@ impl Path {
             self.pending.remove(0);
         }
         self.pending.push((transaction, now));
+    }
+
+    /// What goes over TCP has no length of its own.
+    fn has_full_size(&self) -> bool {
+        !self.is_relay() || self.is_relay_port()
+    }
+
+    /// A request over this path was answered: it is time to test its length if the last test is long ago.
+    pub(super) fn plan_full_size(&mut self, now: Duration) {
+        if self.has_full_size() {
+            self.full_size.plan(now);
+        }
+    }
+
+    /// Packets of the session stay unanswered: they may be the long ones.
+    pub(super) fn doubt_full_size(&mut self, now: Duration) {
+        if self.has_full_size() {
+            self.full_size.doubt(now);
+        }
+    }
+
+    /// Takes what is due of the test of its length.
+    pub(super) fn full_size_due(&mut self, now: Duration) -> Due {
+        let answered = self.answered.map(|(_, at)| at);
+        self.full_size.take_due(now, answered)
     }
 
     /// Configured, then inside one site, then any other, then through a NAT64, then by way of a relay: over UDP, then over TCP.

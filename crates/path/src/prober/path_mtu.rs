@@ -14,7 +14,7 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 
 use super::full_size::{MAX_DELAY, OVERHEAD};
-use super::{Probe, Prober};
+use super::probe::Probe;
 
 /// WireGuard pads packets to a multiple of this (WireGuard paper, section 5.4.6): so is each MTU.
 const UNIT: u32 = 16;
@@ -32,7 +32,7 @@ const LONGEST: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_secs(60);
 const MAX_PAUSE: Duration = Duration::from_secs(3600);
 
-/// What is known of the paths to a peer.
+/// Result of the last search, and the one that runs.
 #[derive(Debug, Default)]
 pub(super) struct PathMtu {
     /// The last result, of whatever path. It counts for another one that loses the longest packets until that was searched: a session that
@@ -184,75 +184,45 @@ impl PathMtu {
         self.search.as_deref().map(Search::next)
     }
 
-    fn conclude(&mut self, now: Duration, outcome: Outcome) {
-        if self.search.take().is_none() {
-            return;
-        }
-        match outcome {
-            Outcome::Found(mtu) => (self.found, self.failures) = (Some(mtu), 0),
-            Outcome::Full => self.found = None,
-            Outcome::None => {
-                self.not_before = now.saturating_add(doubled(PAUSE, self.failures, MAX_PAUSE));
-                self.failures = self.failures.saturating_add(1);
-            }
-        }
-    }
-}
-
-impl Prober {
-    /// Whether it is to be searched for what the path in use passes: a test has found since the last search that it loses the longest
-    /// packets, and no other path passes them.
-    pub(crate) fn wants_mtu_search(&self, now: Duration) -> bool {
-        let Some(path) = self.current_path().filter(|_| self.is_active(now)) else { return false };
-        let others = self.paths.iter().filter(|other| other.is_fresh(now) && !other.full_size.is_lost);
-        let PathMtu { began, not_before, .. } = self.path_mtu;
-        let is_new = path
-            .full_size
-            .lost_at
-            .is_some_and(|at| began.is_none_or(|began| began < at) && now >= at.saturating_add(SETTLING));
-        is_new
-            && path.full_size.is_lost
-            && now >= not_before
-            && !self.searches_mtu()
-            && path.is_fresh(now)
-            && others.count() == 0
-    }
-
     /// Whether a search runs.
-    pub(crate) fn searches_mtu(&self) -> bool {
-        self.path_mtu.search.is_some()
+    pub(super) fn is_searching(&self) -> bool {
+        self.search.is_some()
     }
 
-    /// Begins a search.
-    pub(crate) fn start_mtu_search(&mut self, now: Duration) {
-        let (Some(address), Some(full)) = (self.current, self.full_mtu()) else { return };
-        let known = self.path_mtu.found;
-        self.path_mtu.began = Some(now);
-        self.path_mtu.search = Some(Box::new(Search::new(now, address, full, known)));
+    /// Whether a search may begin: at `lost_at` a test has found that the path in use loses the longest packets, after the last search began and
+    /// long enough ago.
+    pub(super) fn may_search(&self, now: Duration, lost_at: Option<Duration>) -> bool {
+        let is_new = lost_at.is_some_and(|at| {
+            self.began.is_none_or(|began| began < at) && now >= at.saturating_add(SETTLING)
+        });
+        is_new && now >= self.not_before && !self.is_searching()
     }
 
-    /// The MTU for routes to the peer, if it is to be another one than the tunnel's.
-    pub(crate) fn route_mtu(&self) -> Option<u32> {
-        self.current_path().filter(|path| path.full_size.is_lost)?;
-        self.path_mtu.found
+    /// Begins a search; `full` is the MTU of the tunnel.
+    pub(super) fn start(&mut self, now: Duration, address: SocketAddr, full: u32) {
+        self.began = Some(now);
+        self.search = Some(Box::new(Search::new(now, address, full, self.found)));
     }
 
-    /// Goes on with the search.
-    pub(super) fn search_mtu(&mut self, now: Duration, random: &mut StdRng, probes: &mut Vec<Probe>) {
-        let Some(address) = self.path_mtu.search.as_ref().map(|search| search.address) else { return };
-        let works = self.session.is_up
-            && self.current == Some(address)
-            && self.current_path().is_some_and(|path| path.full_size.is_lost && path.is_fresh(now));
-        let is_over = self.path_mtu.began.is_some_and(|at| now.saturating_sub(at) > LONGEST);
-        if !works || is_over || self.missed > 0 {
-            self.path_mtu.conclude(now, Outcome::None);
+    /// Goes on with the search, if `is_narrow` says of its address that the path is still in use, works and loses the longest packets.
+    pub(super) fn go_on(
+        &mut self,
+        now: Duration,
+        is_narrow: impl FnOnce(SocketAddr) -> bool,
+        random: &mut StdRng,
+        probes: &mut Vec<Probe>,
+    ) {
+        let Some(address) = self.search.as_ref().map(|search| search.address) else { return };
+        let is_over = self.began.is_some_and(|at| now.saturating_sub(at) > LONGEST);
+        if is_over || !is_narrow(address) {
+            self.conclude(now, Outcome::None);
             return;
         }
-        let Some(search) = &mut self.path_mtu.search else { return };
+        let Some(search) = &mut self.search else { return };
         if search.is_ended(now)
             && let Some(outcome) = search.ended(now)
         {
-            self.path_mtu.conclude(now, outcome);
+            self.conclude(now, outcome);
             return;
         }
         if search.is_due(now) {
@@ -273,24 +243,33 @@ impl Prober {
         }
     }
 
-    /// Takes the answer to a request of the search. Whether it was one.
-    pub(super) fn handle_search_answer(
+    /// Takes the answer to a request of the search. `None` if it was none; otherwise whether it shows that the path passes the longest packets.
+    pub(super) fn handle_answer(
         &mut self,
         now: Duration,
         from: SocketAddr,
         transaction: TransactionId,
-    ) -> bool {
-        let search = self.path_mtu.search.as_mut().filter(|search| search.address == from);
-        let Some(outcome) = search.and_then(|search| search.handle_answer(now, transaction)) else {
-            return false;
-        };
+    ) -> Option<bool> {
+        let search = self.search.as_mut().filter(|search| search.address == from)?;
+        let outcome = search.handle_answer(now, transaction)?;
         if let Some(outcome) = outcome {
-            self.path_mtu.conclude(now, outcome);
-            if outcome == Outcome::Full {
-                self.full_size_passes(from);
+            self.conclude(now, outcome);
+        }
+        Some(outcome == Some(Outcome::Full))
+    }
+
+    fn conclude(&mut self, now: Duration, outcome: Outcome) {
+        if self.search.take().is_none() {
+            return;
+        }
+        match outcome {
+            Outcome::Found(mtu) => (self.found, self.failures) = (Some(mtu), 0),
+            Outcome::Full => self.found = None,
+            Outcome::None => {
+                self.not_before = now.saturating_add(doubled(PAUSE, self.failures, MAX_PAUSE));
+                self.failures = self.failures.saturating_add(1);
             }
         }
-        true
     }
 }
 

@@ -22,12 +22,12 @@ pub(crate) enum Hint {
 impl Prober {
     /// Takes a message about `remote`. It decides nothing: only requests that are not answered do.
     pub(crate) fn unreachable(&mut self, now: Duration, remote: SocketAddr) -> Hint {
-        let is_recent = self.refused.is_some_and(|at| now.saturating_sub(at) < MIN_INTERVAL);
-        if self.current != Some(remote) || !self.session.is_up || is_recent {
+        let is_recent = self.checks.refused.is_some_and(|at| now.saturating_sub(at) < MIN_INTERVAL);
+        if self.paths.current != Some(remote) || !self.traffic.session.is_up || is_recent {
             return Hint::Ignore;
         }
-        self.refused = Some(now);
-        match &mut self.check {
+        self.checks.refused = Some(now);
+        match &mut self.checks.due {
             Some((due, false)) => {
                 *due = (*due).min(now);
                 Hint::Check

@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use fairlead_limits::doubled;
 
-use super::Prober;
-use super::path::{LAST_REQUEST, Path};
+use super::attempt::LAST_REQUEST;
+use super::path::Path;
+use super::paths::Paths;
+use super::traffic::Traffic;
+use crate::relay_path::RelayPath;
 
 /// Rounds without a session in which each path gets a whole attempt, after the first attempts.
 const FULL_ROUNDS: u32 = 1;
@@ -18,64 +21,68 @@ const MAX_ROUND_INTERVAL: Duration = Duration::from_secs(300);
 /// relayed, rounds are as close together as without one: the relay costs latency, and a node that was busy for a moment would wait for it.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(30);
 
-impl Prober {
-    pub(super) fn needs_round(&self, now: Duration) -> bool {
-        self.uses_relay() || !self.works_directly(now)
-    }
+/// The last round, and the next one.
+#[derive(Debug, Default)]
+pub(super) struct Rounds {
+    /// A candidate came while the session was idle.
+    pub(super) has_untried: bool,
+    /// Rounds in a row that changed nothing.
+    pub(super) in_vain: u32,
+    pub(super) next: Option<Duration>,
+    /// When all paths were last tried.
+    pub(super) began: Option<Duration>,
+    /// When they are tried next because the peer has done so.
+    pub(super) joins: Option<Duration>,
+    /// The last round was one that the peer asked for: it is not asked back.
+    pub(super) is_joined: bool,
+}
 
-    /// The peer tries all its paths. This node does so now, or when its own last round is long enough ago.
-    pub(super) fn join_round(&mut self, now: Duration) {
+impl Rounds {
+    /// The peer tries all its paths. Whether this node is to do so now; it does when its own last round is long enough ago.
+    pub(super) fn join(&mut self, now: Duration) -> bool {
         let (last_request, _) = LAST_REQUEST;
-        match self.round_began {
+        match self.began {
             // They are the same round.
-            Some(began) if now.saturating_sub(began) <= last_request => {}
+            Some(began) if now.saturating_sub(began) <= last_request => false,
             Some(began) if now.saturating_sub(began) < JOINED_ROUND_INTERVAL => {
-                self.joined_round = Some(began.saturating_add(JOINED_ROUND_INTERVAL));
+                self.joins = Some(began.saturating_add(JOINED_ROUND_INTERVAL));
+                false
             }
-            _ => self.start_joined_round(now),
+            _ => true,
         }
     }
 
-    /// The peer is not asked back, unless this node is about to ask for a reason of its own: what the peer has sent so far may have
-    /// come too early.
-    pub(super) fn start_joined_round(&mut self, now: Duration) {
-        let is_asking =
-            !self.is_joined && self.paths.iter().any(|path| path.is_relay() && path.attempt.is_some());
-        self.start_round(now);
-        self.is_joined = !is_asking;
-    }
-
-    pub(super) fn start_round(&mut self, now: Duration) {
+    /// Tries all paths; `has_session` if there is one. To be followed by [`Self::plan`].
+    pub(super) fn start(&mut self, now: Duration, paths: &mut Paths, has_session: bool) {
         // A peer that stays away gets one request for each path: thousands may be away.
-        let is_short = !self.session.is_up && self.rounds >= FULL_ROUNDS;
+        let is_short = !has_session && self.in_vain >= FULL_ROUNDS;
         let attempt = if is_short { LAST_REQUEST } else { (Duration::ZERO, 0) };
         let attempt = Some((now.saturating_sub(attempt.0), attempt.1));
-        for path in self.paths.iter_mut().filter(|path| path.attempt.is_none()) {
+        for path in paths.iter_mut().filter(|path| path.attempt.is_none()) {
             path.attempt = attempt;
         }
         self.has_untried = false;
-        self.rounds = self.rounds.saturating_add(1);
-        self.round_began = Some(now);
-        self.joined_round = None;
+        self.in_vain = self.in_vain.saturating_add(1);
+        self.began = Some(now);
+        self.joins = None;
         self.is_joined = false;
-        self.plan_round(now);
     }
 
-    /// While a session is idle there are no rounds.
-    pub(super) fn plan_round(&mut self, now: Duration) {
-        let is_relayed = self.current_path().is_some_and(Path::is_relay);
-        let first = match (self.session.is_up, self.is_active(now)) {
+    /// Sets when the next one begins. While a session is idle there are none.
+    pub(super) fn plan(&mut self, now: Duration, paths: &Paths, traffic: &Traffic, relay: Option<RelayPath>) {
+        let is_relayed = paths.in_use().is_some_and(Path::is_relay);
+        let first = match (traffic.session.is_up, traffic.is_active(now)) {
             (false, _) => ROUND_INTERVAL,
             (true, true) if is_relayed => ROUND_INTERVAL,
             (true, true) => SEARCH_INTERVAL,
             (true, false) => {
-                self.next_round = None;
+                self.next = None;
                 return;
             }
         };
-        let relayed = is_relayed.then_some(self.relay).flatten();
+        let relayed = is_relayed.then_some(relay).flatten();
         let longest = relayed.map_or(MAX_ROUND_INTERVAL, |relay| relay.direct_retry.min(MAX_ROUND_INTERVAL));
-        let interval = doubled(first, self.rounds.saturating_sub(1), longest);
-        self.next_round = (!self.paths.is_empty()).then(|| now.saturating_add(interval));
+        let interval = doubled(first, self.in_vain.saturating_sub(1), longest);
+        self.next = (!paths.all.is_empty()).then(|| now.saturating_add(interval));
     }
 }

@@ -4,8 +4,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::path::Origin;
-use super::{Path, Prober};
+use super::Prober;
+use super::path::{Origin, Path};
 use crate::candidates::Candidate;
 
 /// How long what the peer has said is tried, unless it says something else. It says it again in every round.
@@ -17,14 +17,14 @@ impl Prober {
     /// Takes the candidates that the peer names in a request over the relay, best first, in place of those that it named before. They
     /// displace none that are published, and obey the same limits.
     pub(crate) fn set_signalled(&mut self, now: Duration, candidates: &[Candidate]) {
-        if self.is_relay_only() {
+        if self.network.is_relay_only() {
             return;
         }
         self.forget_signalled(|path| !candidates.iter().any(|named| named.address == path.candidate.address));
-        let tries_now = !self.is_idle(now);
+        let tries_now = !self.traffic.is_idle(now);
         let until = now.saturating_add(LIFETIME);
         let mut is_new = false;
-        let ports = self.relay_ports;
+        let ports = self.network.relay_ports;
         let is_port = |address| ports.is_some_and(|ports| ports.contains(address));
         for candidate in candidates.iter().filter(|candidate| !is_port(candidate.address)) {
             let signalled =
@@ -37,25 +37,26 @@ impl Prober {
                     is_new = true;
                     let attempt = tries_now.then_some((now, 0));
                     let origin = Origin::Signalled(until);
-                    self.paths.push(Path { origin, attempt, ..Path::new(*candidate, now) });
+                    self.paths.all.push(Path { origin, attempt, ..Path::new(*candidate, now) });
                 }
                 None => {}
             }
         }
         if is_new && tries_now {
-            self.rounds = 0;
+            self.rounds.in_vain = 0;
             self.plan_round(now);
         }
-        self.has_untried |= is_new && !tries_now;
+        self.rounds.has_untried |= is_new && !tries_now;
     }
 
     /// This node's own candidates are others now: a peer that the relay reaches is told, and tries them while this node's requests
     /// open its own NAT for it. Whether this is such a peer.
     pub(crate) fn own_candidates_changed(&mut self, now: Duration) -> bool {
         let hears = self.paths.iter().any(|path| path.is_relay() && path.is_fresh(now));
-        let is_told = hears && self.needs_round(now) && !self.is_idle(now) && !self.is_relay_only();
+        let is_told =
+            hears && self.needs_round(now) && !self.traffic.is_idle(now) && !self.network.is_relay_only();
         if is_told {
-            self.rounds = 0;
+            self.rounds.in_vain = 0;
             self.start_round(now);
         }
         is_told
@@ -63,7 +64,7 @@ impl Prober {
 
     /// Whether an address stands for the peer by way of the relay.
     pub(crate) fn is_relay(&self, address: SocketAddr) -> bool {
-        self.path(address).is_some_and(Path::is_relay)
+        self.paths.is_relay(address)
     }
 
     /// Forgets what the peer has not repeated for long.
@@ -72,8 +73,8 @@ impl Prober {
     }
 
     fn forget_signalled(&mut self, is_gone: impl Fn(&Path) -> bool) {
-        let current = self.current;
-        self.paths.retain_mut(|path| {
+        let current = self.paths.current;
+        self.paths.all.retain_mut(|path| {
             let is_gone = matches!(path.origin, Origin::Signalled(_)) && is_gone(path);
             if is_gone && Some(path.candidate.address) == current {
                 path.origin = Origin::Request;

@@ -2,6 +2,7 @@
 
 use rand::SeedableRng;
 
+use super::paths::MAX_REFLEXIVE;
 use super::*;
 use crate::candidates::Source;
 
@@ -133,7 +134,7 @@ fn a_source_that_is_no_address_of_a_peer_is_not_asked() {
     {
         bed.prober.handle_request(bed.now, source.parse().unwrap(), false);
     }
-    assert_eq!(bed.prober.paths.len(), 1);
+    assert_eq!(bed.prober.paths.all.len(), 1);
 }
 
 #[test]
@@ -142,7 +143,7 @@ fn sources_of_requests_take_bounded_room() {
     for number in 2..200 {
         bed.prober.handle_request(bed.now, public(number), false);
     }
-    assert_eq!(bed.prober.paths.len(), 1 + MAX_REFLEXIVE);
+    assert_eq!(bed.prober.paths.all.len(), 1 + MAX_REFLEXIVE);
 }
 
 #[test]
@@ -183,7 +184,7 @@ fn a_path_that_stops_answering_is_left_within_three_seconds() {
     let stopped = bed.now;
     let selected = bed.run(4 * SECOND, &[public(2)], 20 * MILLISECOND);
     assert_eq!(selected, [(public(2), EndpointReason::PathFailed)]);
-    assert!(bed.prober.moved.unwrap() - stopped <= 3 * SECOND);
+    assert!(bed.prober.moves.last.unwrap() - stopped <= 3 * SECOND);
 }
 
 #[test]
@@ -203,7 +204,7 @@ fn a_peer_that_never_answers_is_not_checked() {
     let mut bed = Bed::new(true, &[public(1)]);
     bed.run(SECOND, &[], MILLISECOND);
     bed.session(public(1));
-    assert_eq!(bed.prober.check, None);
+    assert_eq!(bed.prober.checks.due, None);
     assert_eq!(bed.run(30 * SECOND, &[], MILLISECOND), []);
 }
 
@@ -280,7 +281,7 @@ fn a_direct_path_that_fails_is_replaced_by_the_relay_within_three_seconds() {
     let stopped = bed.now;
     let selected = bed.run(4 * SECOND, &[RELAY], 300 * MILLISECOND);
     assert_eq!(selected, [(RELAY, EndpointReason::PathFailed)]);
-    assert!(bed.prober.moved.unwrap() - stopped <= 3 * SECOND);
+    assert!(bed.prober.moves.last.unwrap() - stopped <= 3 * SECOND);
 }
 
 #[test]
@@ -305,7 +306,7 @@ fn a_request_over_a_better_kind_of_path_is_returned_although_a_direct_one_works(
     let answering = [public(1), private(2)];
     let selected = bed.run(100 * MILLISECOND, &answering, MILLISECOND);
     assert_eq!(selected, [(private(2), EndpointReason::BetterPath)]);
-    assert!(bed.prober.path(public(3)).unwrap().attempt.is_none());
+    assert!(bed.prober.paths.to(public(3)).unwrap().attempt.is_none());
 }
 
 #[test]
@@ -341,7 +342,7 @@ fn unanswered_packets_bring_the_next_check_forward() {
     bed.prober.packets_unanswered(bed.now);
     let selected = bed.run(SECOND, &[RELAY], 20 * MILLISECOND);
     assert_eq!(selected, [(RELAY, EndpointReason::PathFailed)]);
-    assert!(bed.prober.moved.unwrap() - stopped <= 1200 * MILLISECOND);
+    assert!(bed.prober.moves.last.unwrap() - stopped <= 1200 * MILLISECOND);
 }
 
 /// A stream in one direction has no answers, and nothing is wrong with its path.
@@ -370,7 +371,7 @@ fn a_candidate_that_comes_while_the_session_is_idle_waits_for_traffic() {
     bed.run(SECOND, &[RELAY], 20 * MILLISECOND);
     bed.session(RELAY);
     bed.run(90 * SECOND, &[RELAY], 20 * MILLISECOND);
-    let idle = bed.prober.session;
+    let idle = bed.prober.traffic.session;
     let (_, more) = with_relay(&[public(1), public(2)], false);
     bed.prober.set_candidates(bed.now, &more);
     bed.prober.observe(bed.now, idle);
@@ -400,7 +401,7 @@ fn each_better_kind_of_path_is_taken_at_once() {
     for (better, answering) in
         [(public(1), vec![RELAY, public(1)]), (private(1), vec![public(1), private(1)])]
     {
-        bed.session(bed.prober.current.unwrap());
+        bed.session(bed.prober.paths.current.unwrap());
         bed.prober.network_changed(bed.now);
         let selected = bed.run(SECOND, &answering, 20 * MILLISECOND);
         assert_eq!(selected, [(better, EndpointReason::BetterPath)]);

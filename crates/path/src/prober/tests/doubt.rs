@@ -45,7 +45,7 @@ fn packets_go_both_ways_from_the_first_late_answer_until_the_path_was_left() {
     // Late after 50 ms, missed after 200, 400 and 600, and half a second until the device goes the other way.
     let (first, last) = both_ways(&mut bed, 5 * SECOND, &[RELAY]).unwrap();
     assert_eq!((first, last), (50, 1099));
-    assert_eq!(bed.prober.current, Some(RELAY));
+    assert_eq!(bed.prober.paths.current, Some(RELAY));
 }
 
 #[test]

@@ -19,8 +19,8 @@ fn run(bed: &mut Bed, time: Duration, answering: &[(SocketAddr, usize)]) -> (Vec
         }
         selected.extend(bed.prober.select(bed.now).map(|(candidate, _)| candidate.address));
         bed.now += MILLISECOND;
-        if bed.prober.current.is_some() && bed.now.subsec_millis() == 0 {
-            bed.session(bed.prober.current.unwrap());
+        if bed.prober.paths.current.is_some() && bed.now.subsec_millis() == 0 {
+            bed.session(bed.prober.paths.current.unwrap());
         }
     }
     (selected, long)

@@ -59,7 +59,7 @@ fn a_ping_by_way_of_the_relay_asks_the_peer_to_try_its_paths() {
     let relay = Candidate { address: private(9), source: Source::Relay };
     bed.prober.set_candidates(bed.now, &[relay]);
     bed.run(2 * SECOND, &[private(9)], MILLISECOND);
-    bed.prober.is_joined = true;
+    bed.prober.rounds.is_joined = true;
     bed.prober.ping(bed.now);
     let probes = bed.prober.handle_timeout(bed.now, &mut bed.random);
     assert_eq!(

@@ -1,6 +1,7 @@
 use std::net::IpAddr;
 
 use super::*;
+use crate::relay_path::RelayPortRange;
 
 pub(super) fn ports() -> RelayPortRange {
     RelayPortRange { ip: IpAddr::from([203, 0, 113, 99]), first: 20_000, last: 20_009 }

@@ -34,13 +34,13 @@ fn a_round_that_the_peer_asks_for_too_early_is_put_off_not_dropped() {
     bed.run(SECOND / 2, &[RELAY], 20 * MILLISECOND);
     bed.prober.handle_request(bed.now, RELAY, true);
     bed.run(6 * SECOND, &[RELAY], 20 * MILLISECOND);
-    assert_eq!(bed.prober.round_began, Some(began));
+    assert_eq!(bed.prober.rounds.began, Some(began));
     bed.prober.handle_request(bed.now, RELAY, true);
     let again = bed.now;
     bed.run(900 * MILLISECOND, &[RELAY], 20 * MILLISECOND);
     bed.prober.handle_request(bed.now, RELAY, true);
     let selected = bed.run(4 * SECOND, &[RELAY, public(1)], 20 * MILLISECOND);
-    assert_eq!(bed.prober.round_began, Some(again + SECOND));
+    assert_eq!(bed.prober.rounds.began, Some(again + SECOND));
     assert_eq!(selected, [(public(1), EndpointReason::BetterPath)]);
 }
 
@@ -121,7 +121,7 @@ fn while_packets_are_relayed_rounds_begin_again_after_seconds_and_then_ever_more
     for _ in 0..180 {
         bed.run(SECOND, &[RELAY], 20 * MILLISECOND);
         bed.session(RELAY);
-        let began = bed.prober.round_began.filter(|at| *at > begin).map(|at| (at - begin).as_secs());
+        let began = bed.prober.rounds.began.filter(|at| *at > begin).map(|at| (at - begin).as_secs());
         rounds.extend(began.filter(|at| rounds.last() != Some(at)));
     }
     assert_eq!(rounds, [5, 10, 20, 40, 80, 160]);

@@ -39,7 +39,7 @@ fn only_the_last_of_what_a_peer_names_is_kept_and_not_for_long() {
     // Neither what is published nor how it is known changes.
     bed.prober.set_candidates(bed.now, &with_relay(&[public(1)], false).1);
     assert_eq!(paths(&bed).len(), 4);
-    assert_eq!(bed.prober.path(public(1)).unwrap().candidate.source, Source::Host);
+    assert_eq!(bed.prober.paths.to(public(1)).unwrap().candidate.source, Source::Host);
     bed.now += 121 * SECOND;
     bed.session(RELAY);
     assert_eq!(paths(&bed), [public(1), RELAY]);

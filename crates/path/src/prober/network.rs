@@ -1,17 +1,28 @@
-//! Endpoints that no source names, and those of a NAT64 among them.
+//! Network of this node, by which it is decided which endpoints may be used: its relay, and its NAT64.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use fairlead_address::{Nat64Prefix, is_reachable, without_nat64};
 
-use super::Prober;
 use crate::candidates::Source;
+use crate::relay_path::{RelayPath, RelayPortRange};
 
-impl Prober {
-    /// Sets the prefixes of the NAT64 of this node's network.
-    pub(crate) fn set_nat64(&mut self, prefixes: &Arc<[Nat64Prefix]>) {
-        self.nat64 = Arc::clone(prefixes);
+/// Relay and NAT64 of this node's network.
+#[derive(Debug, Default)]
+pub(super) struct Network {
+    pub(super) relay: Option<RelayPath>,
+    pub(super) relay_ports: Option<RelayPortRange>,
+    pub(super) nat64: Arc<[Nat64Prefix]>,
+}
+
+impl Network {
+    pub(super) fn is_relay_only(&self) -> bool {
+        self.relay.is_some_and(|relay| relay.is_only)
+    }
+
+    pub(super) fn is_port_of_relay(&self, endpoint: SocketAddr) -> bool {
+        self.relay_ports.is_some_and(|ports| ports.contains(endpoint))
     }
 
     /// Whether an endpoint that no source names may be used. What a NAT64 makes of it must be reachable too.
@@ -21,6 +32,7 @@ impl Prober {
         is_reachable && !self.is_port_of_relay(endpoint) && !self.is_relay_only()
     }
 
+    /// Source of an endpoint that no source names.
     pub(super) fn source_of(&self, endpoint: SocketAddr) -> Source {
         if without_nat64(&self.nat64, endpoint) == endpoint { Source::Roamed } else { Source::Nat64 }
     }
