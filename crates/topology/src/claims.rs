@@ -83,9 +83,9 @@ fn refusal(member: &Member, prefix: IpNet, policy: &Policy) -> Option<Problem> {
 /// Why a member that only discovery services know may not have this address: a stranger with the cluster's secret could take it from all nodes.
 fn needed_by_others(address: &IpNet, policy: &Policy) -> Option<Refusal> {
     let is_in = |prefixes: &[IpNet]| prefixes.iter().any(|prefix| prefix.contains(address));
-    is_in(&policy.services)
+    is_in(&policy.reserved.services)
         .then_some(Refusal::Service)
-        .or_else(|| is_in(&policy.reserved).then_some(Refusal::Reserved))
+        .or_else(|| is_in(&policy.reserved.hosts).then_some(Refusal::Reserved))
 }
 
 fn tier(member: &Member, prefix: &IpNet, policy: &Policy) -> Tier {

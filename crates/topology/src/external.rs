@@ -28,8 +28,7 @@ pub(crate) fn admitted(
     let nodes = members.iter().filter(|member| member.external.is_none());
     let mut keys: BTreeMap<PublicKey, &str> =
         nodes.filter_map(|node| Some((node.public_key?, node.name.as_str()))).collect();
-    let services: PrefixSet = policy.services.iter().collect();
-    let reserved: PrefixSet = policy.reserved.iter().chain(&policy.services).collect();
+    let (services, reserved) = policy.reserved.sets();
     let mut admitted = Vec::new();
     for member in externals {
         let Some(key) = member.public_key else { continue };

@@ -53,7 +53,7 @@ pub use merge::merge;
 pub use peer::PeerPlan;
 pub use plan::{Plan, plan};
 pub use planner::{Change, Planner, changes};
-pub use policy::{Policy, SourceNodes};
+pub use policy::{Policy, Reserved, SourceNodes};
 pub use prefixes::Unusable;
 pub use problem::{Problem, Refusal};
 pub use rotation::NextKey;

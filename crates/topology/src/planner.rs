@@ -247,7 +247,6 @@ impl Policy {
             held: _,
             completed,
             reserved,
-            services,
             grants,
             sources,
             entry_terms,
@@ -263,7 +262,6 @@ impl Policy {
             && *keepalive == other.keepalive
             && *completed == other.completed
             && *reserved == other.reserved
-            && *services == other.services
             && *grants == other.grants
             && *sources == other.sources
             && *entry_terms == other.entry_terms

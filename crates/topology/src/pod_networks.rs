@@ -28,8 +28,7 @@ pub(crate) fn entries(
     if !(policy.includes_pod_networks && is_node) || member.pod_networks.is_empty() {
         return Vec::new();
     }
-    let services: PrefixSet = policy.services.iter().collect();
-    let reserved: PrefixSet = policy.reserved.iter().chain(&policy.services).collect();
+    let (services, reserved) = policy.reserved.sets();
     let mut entries = Vec::new();
     for prefix in member.pod_networks.iter().map(IpNet::trunc) {
         match usable(prefix, policy.is_granted(member, &prefix), &reserved, &services) {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use fairlead_address::PrefixSet;
 use fairlead_keys::PublicKey;
 use ipnet::IpNet;
 
@@ -19,6 +20,22 @@ pub struct SourceNodes {
     pub holder: Option<String>,
     /// The nodes that have a gateway pod of the Egress.
     pub gateways: BTreeSet<String>,
+}
+
+/// Prefixes that others need.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Reserved {
+    /// Addresses of the API server and of the default gateways of this host.
+    pub hosts: Vec<IpNet>,
+    /// Prefixes of Services.
+    pub services: Vec<IpNet>,
+}
+
+impl Reserved {
+    /// Prefixes of Services, and all.
+    pub(crate) fn sets(&self) -> (PrefixSet, PrefixSet) {
+        (self.services.iter().collect(), self.hosts.iter().chain(&self.services).collect())
+    }
 }
 
 /// What this node makes of the members.
@@ -38,11 +55,8 @@ pub struct Policy {
     pub held: BTreeMap<PublicKey, BTreeSet<IpNet>>,
     /// Keys that members announced and that have completed a handshake with this node.
     pub completed: BTreeSet<PublicKey>,
-    /// Prefixes that no external member may have, nor one that only discovery services know: addresses of the API server and of the
-    /// default gateways of this host.
-    pub reserved: Vec<IpNet>,
-    /// Prefixes of Services, which these may not have either.
-    pub services: Vec<IpNet>,
+    /// Prefixes that no external member may have, nor one that only discovery services know.
+    pub reserved: Reserved,
     /// Prefixes that an administrator lets members have, by the member's name. What only discovery services know has none: the secret of
     /// the cluster proves no name.
     pub grants: BTreeMap<String, Vec<IpNet>>,
@@ -74,8 +88,7 @@ impl Policy {
             keepalive,
             held: BTreeMap::new(),
             completed: BTreeSet::new(),
-            reserved: Vec::new(),
-            services: Vec::new(),
+            reserved: Reserved::default(),
             grants: BTreeMap::new(),
             sources: BTreeMap::new(),
             entry_terms: BTreeMap::new(),

@@ -28,8 +28,7 @@ pub(crate) fn entries(
     if networks.is_empty() || member.public_key.is_none() {
         return Vec::new();
     }
-    let services: PrefixSet = policy.services.iter().collect();
-    let reserved: PrefixSet = policy.reserved.iter().chain(&policy.services).collect();
+    let (services, reserved) = policy.reserved.sets();
     let mut entries = Vec::new();
     for prefix in networks.iter().map(IpNet::trunc) {
         let is_granted = policy.is_granted(member, &prefix);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use fairlead_topology::{Granularity, Policy};
+use fairlead_topology::{Granularity, Policy, Reserved};
 use ipnet::IpNet;
 
 use super::held::Held;
@@ -23,8 +23,10 @@ pub(super) fn policy(inputs: &Inputs, host: &Host, held: Held) -> (Policy, Optio
         guarded: inputs.departures.guarded(includes_pod_networks).copied().collect(),
         held,
         completed,
-        reserved: api_server.chain(host.gateways.iter().copied()).map(IpNet::from).collect(),
-        services: inputs.services.clone(),
+        reserved: Reserved {
+            hosts: api_server.chain(host.gateways.iter().copied()).map(IpNet::from).collect(),
+            services: inputs.services.clone(),
+        },
         grants: inputs.settings.routing.grants.clone(),
         sources: BTreeMap::clone(&inputs.sources),
         entry_terms,

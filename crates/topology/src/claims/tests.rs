@@ -6,7 +6,7 @@ use fairlead_keys::PublicKey;
 use super::*;
 use crate::member::Since;
 use crate::plan::{Plan, plan};
-use crate::policy::SourceNodes;
+use crate::policy::{Reserved, SourceNodes};
 
 fn net(text: &str) -> IpNet {
     text.parse().unwrap()
@@ -63,8 +63,10 @@ fn a_member_that_only_discovery_knows_takes_no_address_that_others_need() {
     let claims = ["192.0.2.2/32", "192.168.1.1/32", "10.96.0.10/32", "203.0.113.1/32"];
     let told = Member { is_discovered: true, ..node("told", 2, &claims, None) };
     let policy = Policy {
-        services: vec![net("10.96.0.0/16")],
-        reserved: vec![net("192.168.1.1/32"), net("203.0.113.1/32")],
+        reserved: Reserved {
+            hosts: vec![net("192.168.1.1/32"), net("203.0.113.1/32")],
+            services: vec![net("10.96.0.0/16")],
+        },
         ..granting("told", "192.168.1.1/32")
     };
     let planned = plan(&[own(), told], &policy);
@@ -135,7 +137,7 @@ fn a_default_route_needs_a_grant_and_takes_no_address_of_a_node() {
     let members = [own(), b, exit(&["0.0.0.0/0"])];
     let planned = plan(&members, &Policy::new("a"));
     assert_eq!((allowed(&planned, 3), reasons(&planned)), (vec![], vec!["PeerPrefixRefused"]));
-    let reserved = vec![net("203.0.113.1/32")];
+    let reserved = Reserved { hosts: vec![net("203.0.113.1/32")], services: Vec::new() };
     let planned = plan(&members, &Policy { reserved, ..granting("peer/exit", "0.0.0.0/0") });
     assert_eq!(allowed(&planned, 2), ["10.64.0.0/27", "192.0.2.2/32"]);
     assert_eq!(planned.problems, []);

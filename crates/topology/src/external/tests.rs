@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::member::Since;
 use crate::plan::{Plan, plan};
+use crate::policy::Reserved;
 
 fn net(text: &str) -> IpNet {
     text.parse().unwrap()
@@ -87,7 +88,10 @@ fn inside_a_wide_prefix_pods_and_nodes_keep_what_is_theirs() {
         node("b", 2, &["10.0.0.2/32"], &["10.64.0.32/27"]),
         peer("site", 3, &["10.0.0.0/8"]),
     ];
-    let policy = Policy { reserved: vec![net("10.1.1.1/32")], ..Policy::new("a") };
+    let policy = Policy {
+        reserved: Reserved { hosts: vec![net("10.1.1.1/32")], services: Vec::new() },
+        ..Policy::new("a")
+    };
     let plan = plan(&members, &policy);
     assert_eq!(plan.problems, []);
     assert_eq!(allowed(&plan, 2), ["10.0.0.2/32", "10.64.0.32/27"]);
@@ -109,7 +113,10 @@ fn inside_a_wide_prefix_pods_and_nodes_keep_what_is_theirs() {
 fn everything_and_the_api_server_are_refused() {
     let claims = ["0.0.0.0/0", "::/0", "128.0.0.0/1", "203.0.113.9/32", "10.9.0.1/32"];
     let members = [node("a", 1, &[], &[]), peer("greedy", 3, &claims)];
-    let policy = Policy { reserved: vec![net("203.0.113.9/32")], ..Policy::new("a") };
+    let policy = Policy {
+        reserved: Reserved { hosts: vec![net("203.0.113.9/32")], services: Vec::new() },
+        ..Policy::new("a")
+    };
     let plan = plan(&members, &policy);
     assert_eq!(allowed(&plan, 3), ["10.9.0.1/32"]);
     assert_eq!(targets(&plan), ["10.9.0.1/32"]);
@@ -120,7 +127,10 @@ fn everything_and_the_api_server_are_refused() {
 fn addresses_of_services_are_cut_out_and_what_is_too_wide_is_refused_whole() {
     let claims = ["10.96.0.10/32", "10.0.0.0/8", "192.0.2.1/32", "0.0.0.0/0"];
     let members = [node("a", 1, &[], &[]), peer("laptop", 3, &claims)];
-    let policy = Policy { services: vec![net("10.96.0.0/12")], ..Policy::new("a") };
+    let policy = Policy {
+        reserved: Reserved { hosts: Vec::new(), services: vec![net("10.96.0.0/12")] },
+        ..Policy::new("a")
+    };
     let plan = plan(&members, &policy);
     let covers = |address: &str| {
         allowed(&plan, 3)

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::member::{External, Since};
+use crate::policy::Reserved;
 use crate::site::{Encapsulation, InternalAddress, OwnAddress, Site};
 
 const OWN: &str = "n0";
@@ -122,7 +123,7 @@ prop_compose! {
         let completed = completed.into_iter().map(key).collect();
         Policy {
             granularity, encapsulation, includes_pod_networks, excluded, guarded, connected, completed,
-            grants: by_name, reserved: vec![net("10.0.3.9/32")], services: vec![net("10.0.3.0/29")],
+            grants: by_name, reserved: Reserved { hosts: vec![net("10.0.3.9/32")], services: vec![net("10.0.3.0/29")] },
             ..Policy::new(OWN)
         }
     }

@@ -2,7 +2,7 @@ use fairlead_keys::PublicKey;
 
 use crate::member::Member;
 use crate::plan::{Plan, plan};
-use crate::policy::Policy;
+use crate::policy::{Policy, Reserved};
 use crate::problem::{Problem, Refusal};
 use crate::site::{Granularity, InternalAddress, OwnAddress, Site};
 
@@ -93,8 +93,8 @@ fn a_node_reaches_the_networks_it_is_connected_to_by_itself() {
 #[test]
 fn pods_nodes_and_services_keep_their_addresses() {
     let members = members(&["10.0.0.0/8", "192.168.1.5/32", "10.96.0.0/16"]);
-    let services = vec![net("10.96.0.0/12")];
-    let planned = plan(&members, &Policy { services, ..Policy::new("n1") });
+    let reserved = Reserved { hosts: Vec::new(), services: vec![net("10.96.0.0/12")] };
+    let planned = plan(&members, &Policy { reserved, ..Policy::new("n1") });
     assert_eq!(next(&planned, "10.64.5.0/24").as_deref(), Some("n5"));
     assert_eq!(next(&planned, "192.168.1.5/32").as_deref(), Some("n5"));
     assert!(!targets(&planned).contains(net("10.96.0.1/32").addr()));
