@@ -11,24 +11,17 @@ mod check;
 mod failure;
 pub mod gc;
 mod grpc_metrics;
+mod mesh;
 pub mod metrics;
 mod mtu;
 mod operations;
 pub mod records;
+mod service;
 mod status;
 
 use std::sync::Arc;
 
-use fairlead_api::resources::{AddressPool, WireKubeMesh};
-use fairlead_cluster::caches::Cache;
-use fairlead_cluster::events::EventPublisher;
-use fairlead_cluster::pods::SlimPod;
 use fairlead_cluster::subsystem::Supervisor;
-use fairlead_ipam::Key;
-use fairlead_members::cached_block::CachedBlock;
-use k8s_openapi::api::core::v1::Namespace;
-use kube::Client;
-use kube::api::PartialObjectMeta;
 
 pub use self::args::{Attachment, attachment};
 use self::attach::address::AddressStage;
@@ -40,67 +33,10 @@ pub use self::attach::{AttachContext, CheckContext, EgressRequest, EgressStages,
 use self::attach::{DetachOnly, Stages};
 pub use self::check::Previous;
 pub use self::failure::{Failure, Reason, blocking};
-use self::metrics::CniMetrics;
+pub use self::mesh::MeshStatus;
 use self::mtu::PodMtu;
-use self::records::Records;
-use crate::container_locks::ContainerLocks;
-use crate::ipam::Ipam;
-use crate::ipam::metrics::IpamMetrics;
-
-/// What the CNI service asks of the mesh.
-pub trait MeshStatus: Send + Sync {
-    /// MTU of the mesh's device; `None` without one.
-    fn mtu(&self) -> Option<u32>;
-
-    /// Why pods of this node may not reach other nodes; `None` if nothing is wrong, or no mesh is wanted.
-    fn problem(&self) -> Option<String>;
-}
-
-/// What the CNI service needs.
-pub struct CniDeps {
-    /// Whether this program allocates addresses and makes interfaces; otherwise another plugin does both before.
-    pub enable_ipam: bool,
-    /// Addresses of this node.
-    pub ipam: Arc<Ipam>,
-    /// Metadata of all namespaces.
-    pub namespaces: Arc<Cache<PartialObjectMeta<Namespace>>>,
-    /// The pods of this node.
-    pub pods: Arc<Cache<SlimPod>>,
-    /// All pools.
-    pub pools: Arc<Cache<AddressPool>>,
-    /// All blocks of all nodes.
-    pub blocks: Arc<Cache<CachedBlock>>,
-    /// All meshes; there should be one.
-    pub meshes: Arc<Cache<WireKubeMesh>>,
-    /// For what the caches do not have yet.
-    pub client: Client,
-    /// Serializes the operations of each container.
-    pub locks: Arc<ContainerLocks>,
-    /// The mesh.
-    pub mesh: Arc<dyn MeshStatus>,
-    /// Whether links on the host have the names that Calico's policy program expects.
-    pub calico_names: bool,
-    /// Files beside the socket.
-    pub records: Records,
-    /// Publishes why a pod gets no address.
-    pub events: EventPublisher,
-    /// Counters and times of operations.
-    pub metrics: CniMetrics,
-    /// Times of waiting for a block.
-    pub addresses: IpamMetrics,
-}
-
-/// The service that [`CniHandle`] leads to.
-struct Service {
-    deps: CniDeps,
-    stages: Stages,
-    /// One GC at a time.
-    collecting: tokio::sync::Mutex<()>,
-}
-
-/// Serves the CNI operations: the gRPC services `Cni` and `Network`.
-#[derive(Clone)]
-pub struct CniHandle(Arc<Service>);
+use self::service::Service;
+pub use self::service::{CniDeps, CniHandle};
 
 /// Starts the service and the task that finishes pending DELs.
 pub fn start(deps: CniDeps, egress: EgressStages, supervisor: &mut Supervisor) -> CniHandle {
@@ -139,21 +75,4 @@ pub fn start(deps: CniDeps, egress: EgressStages, supervisor: &mut Supervisor) -
     let service = Arc::new(Service { deps, stages, collecting: tokio::sync::Mutex::default() });
     supervisor.subsystem("cni").spawn("pending DELs", gc::finish_pending_later(Arc::clone(&service)));
     CniHandle(service)
-}
-
-impl Service {
-    /// Detaches an interface of a container; the caller holds the container's lock.
-    async fn detach(&self, key: &Key) -> Result<(), Failure> {
-        self.stages.detach(key).await
-    }
-}
-
-impl CniHandle {
-    /// Detaches an interface of a container; the caller holds the container's lock.
-    ///
-    /// # Errors
-    /// The kernel refused.
-    pub async fn detach(&self, key: &Key) -> Result<(), Failure> {
-        self.0.detach(key).await
-    }
 }

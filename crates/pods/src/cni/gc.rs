@@ -9,9 +9,9 @@ use fairlead_dataplane::pods;
 use fairlead_ipam::Key;
 use fairlead_wire::network::{Attachment, GcRequest, GcResponse};
 
-use super::Service;
 use super::failure::{Failure, Reason};
 use super::records::Records;
+use super::service::Service;
 
 /// How often to look for pending DELs: a plugin may have written one just before this program served.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);

@@ -8,7 +8,7 @@ use fairlead_api::resources::WireKubeMesh;
 use fairlead_cluster::caches::Cache;
 use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 
-use super::MeshStatus;
+use super::mesh::MeshStatus;
 use crate::ttl_cell::TtlCell;
 
 /// How long the uplink's MTU is cached. Reading it reads every link of the node, and a hundred pods that start together must

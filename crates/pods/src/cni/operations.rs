@@ -16,7 +16,7 @@ use super::attach::{AttachContext, CheckContext};
 use super::check::Previous;
 use super::failure::{Failure, Reason, blocking};
 use super::metrics::{CniMetrics, Operation};
-use super::{CniHandle, Service};
+use super::service::{CniHandle, Service};
 
 impl Service {
     async fn add(&self, args: CniArgs) -> Result<AddResponse, Failure> {

@@ -11,8 +11,8 @@ use fairlead_wire::cni::ErrorCode;
 use kube::ResourceExt;
 use tokio::time::timeout;
 
-use super::Service;
 use super::failure::{Failure, Reason};
+use super::service::Service;
 
 /// How long the API server may take to answer.
 const API_SERVER_TIMEOUT: Duration = Duration::from_secs(2);

@@ -16,7 +16,7 @@ use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::Ipam;
+use super::allocator::Ipam;
 use super::metrics::IpamMetrics;
 use super::own_blocks::OwnBlocks;
 

@@ -8,7 +8,7 @@ use fairlead_dataplane::pods;
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_ipam::Key;
 
-use super::Ipam;
+use super::allocator::Ipam;
 use super::metrics::IpamMetrics;
 use crate::container_locks::ContainerLocks;
 

@@ -9,10 +9,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Ipam;
+use super::allocator::Ipam;
 
 /// Changes are collected this long: a restart may repeat addresses of pods that came and went within it.
 const DEBOUNCE: Duration = Duration::from_millis(200);
+
+impl Ipam {
+    /// Continues the search for free addresses where an earlier process of this node stopped; called before [`Self::adopt`].
+    pub fn restore_positions(&self, file: &Path) {
+        let positions = read(file);
+        self.update(|state| state.restore_positions(positions));
+    }
+}
 
 /// Writes the file whenever an address was allocated, forever.
 pub(super) async fn run(ipam: Arc<Ipam>, file: PathBuf) {
@@ -27,8 +35,8 @@ pub(super) async fn run(ipam: Arc<Ipam>, file: PathBuf) {
     }
 }
 
-/// What the file says. A line that cannot be read costs only that block's position.
-pub(super) fn read(file: &Path) -> BTreeMap<String, u32> {
+/// Reads the file. A line that cannot be read costs only that block's position.
+fn read(file: &Path) -> BTreeMap<String, u32> {
     let text = fs::read_to_string(file).unwrap_or_else(|error| {
         if error.kind() != ErrorKind::NotFound {
             tracing::warn!(file = %file.display(), %error, "cannot read the search positions");

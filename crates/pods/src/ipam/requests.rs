@@ -19,7 +19,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::Ipam;
+use super::allocator::Ipam;
 use super::own_blocks::OwnBlocks;
 
 /// How long one request may stay unanswered before it is made anew.

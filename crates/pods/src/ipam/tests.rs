@@ -1,14 +1,19 @@
 //! Defects of Coil v2 that are about waiting, locks and wake-ups: none may be ours. The API server is a function.
 
+use std::collections::BTreeSet;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
+use fairlead_api::resources::AddressBlock;
+use fairlead_dataplane::routing_ids::RoutingIds;
+use fairlead_ipam::Key;
 use fairlead_ipam::state::{BlockDeletion, DeletionAnswer};
 use futures::FutureExt;
 use futures::future::join_all;
-use kube::Client;
 use kube::runtime::reflector;
 use kube::runtime::watcher::Event;
+use kube::{Api, Client, ResourceExt};
 use testbed_api::server::client;
 use tokio::task::JoinSet;
 
