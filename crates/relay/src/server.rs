@@ -3,46 +3,48 @@
 //! One lock guards the core. It is held for the frames of one read or one write, never while a task waits.
 
 mod batch;
+mod connections;
 mod handshakes;
 mod link;
 mod register;
 mod relay_ports;
+mod replica_port;
 mod replica_tls;
 mod replicas;
+mod settings;
+mod state;
 mod statistics;
 mod udp;
 
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_tls::{Certificate, accept, listen};
-use fairlead_wire::relay::{ALPN, ErrorReason};
-use socket2::SockRef;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
+use fairlead_wire::relay::ALPN;
+use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_rustls::TlsAcceptor;
 
 use crate::access::Authorizer;
-use crate::core::{AllocationLimits, Limits, LinkId, Relay, ReplicaLinkId};
-use crate::proof::{NoSecret, RelayKey};
-use crate::{NOT_SENT, USER_TIMEOUT};
+use crate::core::Relay;
+use crate::proof::RelayKey;
+use connections::{configure, report};
 use handshakes::{Handshake, Handshakes};
 use relay_ports::RelayPorts;
-use replicas::Replicas;
+use replica_port::Replicas;
+use state::{Links, Shared};
 use statistics::Statistics;
 use udp::StunPorts;
 
 pub use fairlead_tls::{CertificateError, CertificateFiles};
 pub(crate) use register::EXPORTER_LABEL;
 pub use replica_tls::ReplicaTlsError;
-pub use replicas::ReplicaSettings;
+pub use settings::{ReplicaSettings, Settings, StartError};
 pub use statistics::{Rejection, Snapshot};
 
 /// How often timers of links are looked at.
@@ -56,58 +58,6 @@ const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(10);
 const HANDSHAKES: usize = 1024;
 const HANDSHAKES_PER_SOURCE: usize = 128;
 
-/// How a relay is to run.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// Address for clients.
-    pub listen: SocketAddr,
-    /// Address for STUN requests, which has a second port after it; `None` answers none.
-    pub stun: Option<SocketAddr>,
-    /// UDP ports of that address for pairs of peers, and what a client may use of them.
-    pub relay_ports: Option<(RangeInclusive<u16>, AllocationLimits)>,
-    /// The certificate; without it the relay speaks WebSocket without TLS, for a proxy that terminates TLS.
-    pub certificate: Option<CertificateFiles>,
-    /// Other replicas of this relay; needs a certificate.
-    pub replicas: Option<ReplicaSettings>,
-    /// Names by which clients know this relay. A relay without a certificate needs one.
-    pub names: Vec<String>,
-    /// What clients may use.
-    pub limits: Limits,
-    /// How long links stay when the relay ends.
-    pub drain: Duration,
-}
-
-/// Why a relay cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// See [`CertificateError`].
-    #[error(transparent)]
-    Certificate(#[from] CertificateError),
-    /// The cryptography library fails.
-    #[error("cannot make a key for registrations: {0}")]
-    Key(#[from] NoSecret),
-    /// The address cannot be used.
-    #[error("cannot listen on {address}: {error}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// Why.
-        error: io::Error,
-    },
-    /// A registration could be one for another relay.
-    #[error("a relay without a certificate needs a name: the one in its clients' endpoint")]
-    NoName,
-    /// The system gives no random bytes.
-    #[error(transparent)]
-    Random(#[from] io::Error),
-    /// See [`ReplicaTlsError`].
-    #[error(transparent)]
-    Replicas(#[from] ReplicaTlsError),
-    /// The TLS library refuses the configuration.
-    #[error("cannot configure TLS: {0}")]
-    Tls(#[from] rustls::Error),
-}
-
 /// A relay that listens.
 #[derive(Debug)]
 pub struct Server {
@@ -115,64 +65,6 @@ pub struct Server {
     shared: Arc<Shared>,
     certificate: Option<Arc<Certificate>>,
     drain: Duration,
-}
-
-/// What all connections share.
-struct Shared {
-    access: Arc<dyn Authorizer>,
-    handshakes: Arc<Handshakes>,
-    tls: Option<TlsAcceptor>,
-    names: Vec<String>,
-    replica: [u8; 16],
-    key: RelayKey,
-    idle: Duration,
-    stun: Option<StunPorts>,
-    relay_ports: Option<RelayPorts>,
-    replicas: Option<Replicas>,
-    statistics: Statistics,
-    links: Mutex<Links>,
-}
-
-impl std::fmt::Debug for Shared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("names", &self.names).finish_non_exhaustive()
-    }
-}
-
-/// Links, and what wakes the task that writes to each.
-#[derive(Debug)]
-struct Links {
-    relay: Relay,
-    wakers: HashMap<LinkId, Arc<Notify>>,
-    replica_wakers: HashMap<ReplicaLinkId, Arc<Notify>>,
-}
-
-impl Links {
-    /// Wakes those that have something to write.
-    fn wake(&mut self) {
-        for id in self.relay.take_ready() {
-            if let Some(waker) = self.wakers.get(&id) {
-                waker.notify_one();
-            }
-        }
-        for id in self.relay.take_ready_replicas() {
-            if let Some(waker) = self.replica_wakers.get(&id) {
-                waker.notify_one();
-            }
-        }
-    }
-}
-
-impl Shared {
-    fn links(&self) -> MutexGuard<'_, Links> {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn close(&self, id: LinkId, reason: ErrorReason) {
-        let mut links = self.links();
-        links.relay.close(id, reason);
-        links.wake();
-    }
 }
 
 /// Reads a relay while it runs.
@@ -311,20 +203,6 @@ async fn answer_stun(shared: &Shared) {
         Some(ports) => ports.serve().await,
         None => std::future::pending().await,
     }
-}
-
-/// A panic ends only its connection.
-fn report(ended: Result<(), tokio::task::JoinError>) {
-    if let Err(error) = ended {
-        tracing::error!(%error, "a connection's task failed");
-    }
-}
-
-fn configure(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    let socket = SockRef::from(stream);
-    socket.set_tcp_notsent_lowat(NOT_SENT)?;
-    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))
 }
 
 /// Timers, and files that change.

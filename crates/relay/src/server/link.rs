@@ -10,9 +10,11 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
+use super::connections::Connection;
 use super::handshakes::Handshake;
-use super::register::{Connection, Established, Rejected, establish};
-use super::{Rejection, Shared};
+use super::register::{Established, Rejected, establish};
+use super::state::Shared;
+use super::statistics::Rejection;
 use crate::core::{AllocationRequest, LinkId, Transmit};
 use crate::stream::{FrameReader, FrameWriter, StreamError};
 

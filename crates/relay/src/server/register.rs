@@ -7,22 +7,19 @@ use fairlead_keys::PublicKey;
 use fairlead_wire::relay::{
     ALPN, ErrorReason, Frame, Hello, MAX_HANDSHAKE_BODY, MIN_VERSION, Parsed, Registered, VERSION, signed,
 };
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio_rustls::server::TlsStream;
 
-use super::{Rejection, Shared};
+use super::connections::Connection;
+use super::state::Shared;
+use super::statistics::Rejection;
 use crate::core::{Admission, LinkId};
 use crate::proof::Transcript;
 use crate::stream::{self, FrameReader, FrameWriter, StreamError};
 
 /// The label of the TLS exporter (RFC 9266).
 pub(crate) const EXPORTER_LABEL: &[u8] = b"EXPORTER-Channel-Binding";
-
-/// A connection below frames.
-pub(super) trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Connection for S {}
 
 /// A registered connection.
 pub(super) struct Established {

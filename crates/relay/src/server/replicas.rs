@@ -4,24 +4,22 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use fairlead_tls::Certificate;
 use fairlead_wire::relay::replica::{
     MIN_REPLICA_VERSION, REPLICA_ALPN, REPLICA_VERSION, ReplicaFrame, ReplicaHello, parse_replica_frame,
 };
-use tokio::net::{TcpListener, TcpStream, lookup_host};
+use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{MissedTickBehavior, interval, timeout};
-use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tokio_rustls::TlsConnector;
 
-use super::handshakes::{Handshake, Handshakes};
-use super::register::Connection;
-use super::replica_tls::{ReplicaTlsError, ReplicaTrust};
-use super::{Shared, StartError, configure, report};
+use super::connections::{Connection, configure, report};
+use super::handshakes::Handshake;
+use super::replica_port::Replicas;
+use super::state::Shared;
 use crate::core::{ReplicaLinkId, Transmit};
 use crate::stream::{self, FrameReader, FrameWriter, StreamError};
 
@@ -40,34 +38,6 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 const BUDGET: usize = 32 << 10;
 /// Addresses of replicas; five replicas with two families have ten.
 const MAX_ADDRESSES: usize = 32;
-/// Connections that have not said who they are.
-const HANDSHAKES: usize = 64;
-const HANDSHAKES_PER_SOURCE: usize = 16;
-
-/// How replicas of a relay find and know each other.
-#[derive(Debug, Clone)]
-pub struct ReplicaSettings {
-    /// Address for other replicas.
-    pub listen: SocketAddr,
-    /// Where they are, as host:port. A name may have the addresses of several replicas, and of this one.
-    pub peers: Vec<String>,
-    /// The authorities that certify the relay, in PEM.
-    pub authorities: PathBuf,
-    /// The name in the relay's certificate.
-    pub name: String,
-}
-
-/// What connections to other replicas share.
-pub(super) struct Replicas {
-    listener: TcpListener,
-    peers: Vec<String>,
-    certificate: Arc<Certificate>,
-    trust: Arc<ReplicaTrust>,
-    acceptor: TlsAcceptor,
-    handshakes: Arc<Handshakes>,
-    /// Replicas that this one has dialed: a second address of one is of no use.
-    dialed: Mutex<BTreeSet<[u8; 16]>>,
-}
 
 /// A replica is counted as dialed until this is dropped.
 struct Dialed<'a>(&'a Replicas, [u8; 16]);
@@ -86,44 +56,6 @@ enum Ended {
     Itself,
     /// There is another connection to the same replica.
     Redundant,
-}
-
-impl Replicas {
-    /// # Errors
-    /// See [`StartError`].
-    pub(super) fn bind(
-        settings: ReplicaSettings,
-        certificate: Option<&Arc<Certificate>>,
-    ) -> Result<Self, StartError> {
-        let certificate = Arc::clone(certificate.ok_or(ReplicaTlsError::NoCertificate)?);
-        let trust = ReplicaTrust::read(settings.authorities, &settings.name)?;
-        let config = trust.server_config(&certificate).map_err(ReplicaTlsError::from)?;
-        let address = settings.listen;
-        let listener =
-            fairlead_tls::listen(address).map_err(|error| StartError::Listen { address, error })?;
-        Ok(Self {
-            listener,
-            peers: settings.peers,
-            certificate,
-            trust,
-            acceptor: TlsAcceptor::from(Arc::new(config)),
-            handshakes: Handshakes::new(HANDSHAKES, HANDSHAKES_PER_SOURCE),
-            dialed: Mutex::default(),
-        })
-    }
-
-    /// Reads the authorities again.
-    pub(super) fn refresh(&self) {
-        match self.trust.refresh() {
-            Ok(true) => tracing::info!("the authorities of replicas have changed"),
-            Ok(false) => {}
-            Err(error) => tracing::warn!(%error, "the authorities read before stay in use"),
-        }
-    }
-
-    pub(super) fn local_address(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
 }
 
 /// Keeps connections to all other replicas; never returns.
