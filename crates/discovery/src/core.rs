@@ -8,13 +8,17 @@
 //! [complete](Discovery::complete) or when the watch of etcd [tells of it](Discovery::adopt).
 
 mod admission;
+mod admission_list;
+mod affiliate;
 mod cluster;
 mod frames;
 mod limits;
 mod replica;
+mod shared_store;
 mod sources;
 #[cfg(test)]
 mod tests;
+mod watch;
 mod watches;
 
 use std::collections::{BTreeSet, HashMap};
@@ -22,18 +26,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_wire::discovery::server::Affiliate;
-use prost::bytes::Bytes;
 
 use cluster::{Applied, Cluster, Removal};
-use replica::Replica;
+use shared_store::Replica;
 use sources::Sources;
-use watches::Watch;
+use watch::Watch;
 
-pub use admission::{AdmissionList, InvalidLine};
+pub use admission_list::{AdmissionList, InvalidLine};
+pub use affiliate::{SharedAffiliate, Stored, Update};
 pub use limits::{Limits, Refusal};
-pub use replica::{Proposal, SharedAffiliate};
+pub use shared_store::Proposal;
 pub use sources::Source;
-pub use watches::{Notification, WatchId};
+pub use watch::{Notification, WatchId};
 
 /// Everything that a server stores.
 #[derive(Debug)]
@@ -51,36 +55,6 @@ pub struct Discovery {
     expiries: BTreeSet<(Instant, Arc<str>, Arc<str>)>,
     replica: Replica,
     counters: Counters,
-}
-
-/// What a client publishes.
-#[derive(Debug, Clone, Default)]
-pub struct Update {
-    /// Identifier of the cluster.
-    pub cluster: String,
-    /// Identifier of the affiliate.
-    pub affiliate: String,
-    /// The encrypted affiliate; what is stored stays without it.
-    pub data: Option<Bytes>,
-    /// Encrypted endpoints, which are added.
-    pub endpoints: Vec<Bytes>,
-    /// Time to live of all this.
-    pub ttl: Duration,
-}
-
-/// An affiliate as it is kept on disk.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stored {
-    /// Identifier of its cluster.
-    pub cluster: Arc<str>,
-    /// Its identifier.
-    pub affiliate: Arc<str>,
-    /// The encrypted affiliate.
-    pub data: Bytes,
-    /// How long it is still to live.
-    pub ttl: Duration,
-    /// Encrypted endpoints, and how long they are still to live.
-    pub endpoints: Vec<(Bytes, Duration)>,
 }
 
 /// What has happened since the server started.

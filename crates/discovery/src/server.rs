@@ -7,23 +7,22 @@ mod admission;
 mod connections;
 mod etcd;
 mod service;
+mod settings;
 mod snapshot;
+mod state;
 mod statistics;
 mod watching;
 
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Waker;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fairlead_limits::ConnectionTable;
 use fairlead_tls::{Certificate, listen};
 use fairlead_wire::discovery::server::cluster_server::ClusterServer;
-use ipnet::IpNet;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
@@ -31,11 +30,12 @@ use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::core::{Discovery, Limits, Source, WatchId};
+use crate::core::Discovery;
 use admission::AdmissionFile;
 use etcd::Etcd;
 use service::Service;
 use snapshot::SnapshotFile;
+use state::{Shared, State};
 use statistics::Statistics;
 use watching::Watching;
 
@@ -44,6 +44,7 @@ pub use etcd::{
     EtcdAuthorityError, EtcdEndpoint, EtcdSettings, EtcdSnapshot, InvalidEtcdEndpoint, Rejection,
 };
 pub use fairlead_tls::{CertificateError, CertificateFiles};
+pub use settings::{Settings, StartError};
 pub use snapshot::SnapshotError;
 pub use statistics::{Method, Snapshot};
 
@@ -64,74 +65,6 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long requests may take to finish when the server ends.
 const FINISH: Duration = Duration::from_secs(2);
 
-/// How a discovery server is to run.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// Address for clients.
-    pub listen: SocketAddr,
-    /// The certificate; without it the server speaks HTTP/2 without TLS, for a proxy that terminates TLS.
-    pub certificate: Option<CertificateFiles>,
-    /// Proxies whose `X-Real-IP` or `X-Forwarded-For` says where a request comes from; no other's is believed.
-    pub trusted_proxies: Vec<IpNet>,
-    /// Whether clients are told their address.
-    pub reports_client_address: bool,
-    /// Host and port of the server that clients are to use instead.
-    pub redirect: Option<String>,
-    /// The list of clusters and affiliates that are accepted; without it all are.
-    pub admission: Option<PathBuf>,
-    /// Where what is stored survives a restart, and how often it is written.
-    pub snapshot: Option<(PathBuf, Duration)>,
-    /// The etcd that replicas of this server share what is stored through; then there are no snapshots.
-    pub etcd: Option<EtcdSettings>,
-    /// What clusters and callers may use.
-    pub limits: Limits,
-    /// Connections, in all and of one address.
-    pub connections: (usize, usize),
-}
-
-impl Settings {
-    /// Without TLS, files and proxies, for this many connections in all and of one address.
-    pub fn new(listen: SocketAddr, connections: (usize, usize)) -> Self {
-        Self {
-            listen,
-            certificate: None,
-            trusted_proxies: Vec::new(),
-            reports_client_address: true,
-            redirect: None,
-            admission: None,
-            snapshot: None,
-            etcd: None,
-            limits: Limits::default(),
-            connections,
-        }
-    }
-}
-
-/// Why a discovery server cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// See [`AdmissionError`].
-    #[error(transparent)]
-    Admission(#[from] AdmissionError),
-    /// See [`CertificateError`].
-    #[error(transparent)]
-    Certificate(#[from] CertificateError),
-    /// See [`EtcdAuthorityError`].
-    #[error(transparent)]
-    EtcdAuthority(#[from] EtcdAuthorityError),
-    /// The address cannot be used.
-    #[error("cannot listen on {address}: {error}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// Why.
-        error: io::Error,
-    },
-    /// The TLS library refuses the configuration.
-    #[error("cannot configure TLS: {0}")]
-    Tls(#[from] rustls::Error),
-}
-
 /// A discovery server that listens.
 #[derive(Debug)]
 pub struct Server {
@@ -141,61 +74,6 @@ pub struct Server {
     certificate: Option<Arc<Certificate>>,
     admission: Option<AdmissionFile>,
     snapshot: Option<(SnapshotFile, Duration)>,
-}
-
-/// What all requests share.
-#[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
-    connections: Arc<ConnectionTable<Source>>,
-    statistics: Statistics,
-    etcd: Option<Etcd>,
-    trusted_proxies: Vec<IpNet>,
-    reports_client_address: bool,
-    redirect: Option<String>,
-    /// Ends watches.
-    stopping: CancellationToken,
-}
-
-/// What wakes the task of a watch, and the number of its connection.
-type ConnectionWaker = (u64, Waker);
-
-/// The core, and what wakes the tasks of watches that wait.
-#[derive(Debug)]
-struct State {
-    discovery: Discovery,
-    wakers: HashMap<WatchId, ConnectionWaker>,
-}
-
-impl State {
-    /// Wakes watches that have something to be told.
-    fn wake(&mut self) {
-        wake(self.take_wakers());
-    }
-
-    /// Of watches that have something to be told.
-    fn take_wakers(&mut self) -> Vec<ConnectionWaker> {
-        let ready = self.discovery.take_ready();
-        ready.into_iter().filter_map(|id| self.wakers.remove(&id)).collect()
-    }
-}
-
-/// Wakes tasks, those of a connection one after the other, so that one write has the messages of all of them.
-fn wake(mut wakers: Vec<ConnectionWaker>) {
-    wakers.sort_unstable_by_key(|(connection, _)| *connection);
-    wakers.into_iter().for_each(|(_, waker)| waker.wake());
-}
-
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// After [`Shared::stopping`] is set: watches that wait see it.
-    fn end_watches(&self) {
-        let wakers = std::mem::take(&mut self.state().wakers);
-        wake(wakers.into_values().collect());
-    }
 }
 
 /// Reads a server while it runs.

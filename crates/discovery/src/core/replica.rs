@@ -16,60 +16,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::cluster::{Cluster, Removal};
-use super::{Discovery, Refusal, Source, Stored, Update};
+use super::shared_store::Hold;
+use super::{Discovery, Proposal, Refusal, SharedAffiliate, Source, Stored, Update};
 
 /// How long after an outage of the store nothing expires, at most. Clients try again within 30 s.
 const MAX_GRACE: Duration = Duration::from_secs(60);
 /// By how much replicas that accept at the same time may exceed a limit together, as a factor. More is not read from the store.
 const OVERSHOOT: usize = 2;
-
-/// What a replica knows of the store.
-#[derive(Debug, Default)]
-pub(super) struct Replica {
-    /// Revisions of one history of the store are comparable, others are not.
-    epoch: u64,
-    /// The last revision that the watch has told of; 0 while the store is listed.
-    position: i64,
-    hold: Hold,
-}
-
-/// Whether affiliates expire.
-#[derive(Debug, Default, Clone, Copy)]
-enum Hold {
-    #[default]
-    No,
-    Since(Instant),
-    Until(Instant),
-}
-
-/// An affiliate as replicas share it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SharedAffiliate {
-    /// What is stored of it.
-    pub stored: Stored,
-    /// Who created it.
-    pub source: Source,
-}
-
-/// An update that has to be written before it counts.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Proposal {
-    /// The affiliate with the update.
-    pub affiliate: SharedAffiliate,
-    /// The revision of what it replaces; 0 if nothing is known to be there.
-    pub replaces: i64,
-    epoch: u64,
-}
-
-impl Replica {
-    pub(super) fn holds_expiries(&self, now: Instant) -> bool {
-        match self.hold {
-            Hold::No => false,
-            Hold::Since(_) => true,
-            Hold::Until(end) => end > now,
-        }
-    }
-}
 
 impl Discovery {
     /// What an update makes of an affiliate. Nothing is stored.

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use fairlead_wire::discovery::server::WatchResponse;
 use proptest::prelude::*;
+use prost::bytes::Bytes;
 
 use super::*;
 

@@ -4,39 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use fairlead_wire::discovery::server::WatchResponse;
-
 use prost::bytes::Bytes;
 
 use super::cluster::Cluster;
-use super::{Discovery, Refusal, Source, frames};
-
-/// A watch of a cluster.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WatchId(u64);
-
-#[derive(Debug)]
-pub(super) struct Watch {
-    cluster: Arc<str>,
-    source: Source,
-    /// The last change that it was told.
-    known: u64,
-    /// Whether it is still told what there was when it began.
-    in_snapshot: bool,
-    /// Whether it has been told everything, and waits.
-    is_waiting: bool,
-}
-
-/// What a watch is told.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Notification<M = WatchResponse> {
-    /// It knows everything. It is among [`Discovery::take_ready`] when there is more.
-    Nothing,
-    /// The next message.
-    Message(M),
-    /// It was ended: it read nothing while too many affiliates were deleted, or its cluster is not accepted any more.
-    Ended,
-}
+use super::watch::Watch;
+use super::{Discovery, Notification, Refusal, Source, WatchId, frames};
 
 impl Discovery {
     /// Begins a watch. Its first message has all affiliates of the cluster, or says that more of them follow.

@@ -16,7 +16,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
-use super::Shared;
+use super::state::Shared;
 use crate::core::Source;
 
 /// Longest TLS handshake.

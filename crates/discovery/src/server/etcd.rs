@@ -6,20 +6,20 @@
 //! While etcd cannot be reached, requests that only read are answered from memory, and those that write get `Unavailable`: what a
 //! client was told to be stored is stored for all replicas.
 
+mod adoption;
 mod connect;
 mod key;
 mod lease;
 mod session;
+mod settings;
 mod statistics;
 mod value;
 mod write;
 
-use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fairlead_tls::{Certificate, CertificateFiles};
-use fairlead_wire::etcd::KeyValue;
+use fairlead_tls::Certificate;
 use fairlead_wire::etcd::kv_client::KvClient;
 use fairlead_wire::etcd::lease_client::LeaseClient;
 use tokio::sync::Notify;
@@ -28,13 +28,14 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Request, Status};
 
-use super::{Shared, StartError};
+use super::settings::StartError;
 use connect::Credentials;
 use key::Keys;
 use lease::Leases;
 use statistics::{Statistics, Throttle};
 
 pub use connect::{EtcdAuthorityError, EtcdEndpoint, InvalidEtcdEndpoint};
+pub use settings::EtcdSettings;
 pub use statistics::EtcdSnapshot;
 pub use value::Rejection;
 
@@ -43,19 +44,6 @@ pub(super) use write::WriteError;
 
 /// Longest request to etcd.
 const REQUEST: Duration = Duration::from_secs(5);
-
-/// How replicas reach the etcd that they share.
-#[derive(Debug, Clone)]
-pub struct EtcdSettings {
-    /// Its members, which are tried in turn.
-    pub endpoints: Vec<EtcdEndpoint>,
-    /// PEM certificates of the authorities for its certificates; without it those that this host trusts.
-    pub authorities: Option<PathBuf>,
-    /// What this replica presents to it.
-    pub certificate: Option<CertificateFiles>,
-    /// What all keys begin with. Replicas with the same prefix serve the same clients.
-    pub prefix: String,
-}
 
 /// What is known of etcd, and the way to it.
 #[derive(Debug)]
@@ -169,31 +157,6 @@ impl Etcd {
         match &*lock(&self.connection) {
             Connection::Live(live) => Ok((**live).clone()),
             Connection::Lost { reason, .. } => Err(reason.clone()),
-        }
-    }
-
-    /// Has the core adopt what etcd has at a key, unless it is not acceptable. The age of its lease must be known by now.
-    fn adopt(&self, shared: &Shared, kv: &KeyValue, now: Instant) {
-        if let Err(rejection) = self.try_adopt(shared, kv, now) {
-            self.statistics.reject(rejection);
-            if lock(&self.throttle).permits(rejection, now) {
-                let key = kv.key.escape_ascii();
-                tracing::warn!(%key, revision = kv.mod_revision, %rejection, "left out what etcd has");
-            }
-        }
-    }
-
-    fn try_adopt(&self, shared: &Shared, kv: &KeyValue, now: Instant) -> Result<(), Rejection> {
-        let name = self.keys.parse(&kv.key).ok_or(Rejection::Key)?;
-        let age = lock(&self.leases).age(kv.lease, now).ok_or(Rejection::Lease)?;
-        let affiliate = value::decode(name, kv.value.clone(), age)?;
-        let mut state = shared.state();
-        let adopted = state.discovery.adopt(&affiliate, kv.mod_revision, now);
-        state.wake();
-        match adopted {
-            // What the operator does not list is no error.
-            Ok(()) | Err(crate::core::Refusal::NotListed) => Ok(()),
-            Err(refusal) => Err(Rejection::Limit(refusal)),
         }
     }
 }

@@ -17,9 +17,9 @@ use tonic::{Code, Request, Response, Status};
 
 use super::connections::Caller;
 use super::etcd::{Etcd, WriteError};
+use super::state::{Shared, State, wake};
 use super::statistics::Method;
 use super::watching::{Handover, Watch};
-use super::{Shared, State, wake};
 use crate::core::{Refusal, Source, Update};
 
 #[derive(Debug, Clone)]

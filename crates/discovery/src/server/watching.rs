@@ -16,7 +16,7 @@ use tonic::body::Body;
 use tonic::codegen::{Service, http};
 use tonic::server::NamedService;
 
-use super::Shared;
+use super::state::Shared;
 use crate::core::{Notification, WatchId};
 
 /// A watch of a caller; it ends when it is dropped.

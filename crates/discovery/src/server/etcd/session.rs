@@ -25,7 +25,7 @@ use super::connect::{EtcdEndpoint, channel};
 use super::lease::{LEASE_INTERVAL, lease_ttl};
 use super::statistics::add;
 use super::{Connection, Etcd, Live, Member, OwnLease, RequireLeader, chain, in_words, lock, random, within};
-use crate::server::Shared;
+use crate::server::state::Shared;
 
 /// Longest connection.
 const CONNECT: Duration = Duration::from_secs(5);

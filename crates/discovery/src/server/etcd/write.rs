@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 use super::statistics::add;
 use super::{Etcd, Live, in_words, random, value, within};
 use crate::core::{Proposal, Refusal, Source, Update};
-use crate::server::Shared;
+use crate::server::state::Shared;
 
 /// Attempts while other replicas change the same affiliate: the first ones at once, then after random pauses up to the longest.
 const ATTEMPTS: u32 = 20;
