@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use ipnet::IpNet;
 
-use crate::key::{PrivateKey, PublicKey};
+use crate::key::{PresharedKey, PrivateKey, PublicKey};
 
 /// Interval of keepalives (KubeSpan, WireKube).
 pub const KEEPALIVE: Duration = Duration::from_secs(25);
@@ -18,7 +18,7 @@ pub const KEEPALIVE: Duration = Duration::from_secs(25);
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct PeerConfig {
     /// Extra symmetric key mixed into handshakes.
-    pub preshared_key: Option<[u8; 32]>,
+    pub preshared_key: Option<PresharedKey>,
     /// Where to send when nothing was heard yet. `None` leaves the present endpoint alone.
     pub endpoint: Option<SocketAddr>,
     /// Seconds between keepalives; `None` or zero sends none.
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn secrets_are_not_shown() {
         let mut config = device([(1, None)]);
-        config.peers.values_mut().for_each(|peer| peer.preshared_key = Some([77; 32]));
+        config.peers.values_mut().for_each(|peer| peer.preshared_key = Some(PresharedKey([77; 32])));
         let text = format!("{config:?}");
         assert!(!text.contains("77, 77") && !text.contains("8, 8, 8"), "{text}");
     }

@@ -76,7 +76,7 @@ pub(crate) fn desired(inputs: &Inputs, plan: &Plan, nat64: &Nat64) -> BTreeMap<P
         let member = planned.members.iter().find_map(|name| by_name.get(name.as_str()))?;
         let external = member.external.as_ref()?;
         let config = PeerConfig {
-            preshared_key: external.preshared_key.map(|key| key.0),
+            preshared_key: external.preshared_key,
             // Devices say zero as "none".
             persistent_keepalive: Some(planned.keepalive).filter(|seconds| *seconds > 0),
             allowed_ips: planned.allowed_ips.clone(),

@@ -12,7 +12,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_keys::{PeerConfig, PeerState, PublicKey};
+use fairlead_keys::{PeerConfig, PeerState, PresharedKey, PublicKey};
 use fairlead_wireguard::{Decrypted, Identity, ReceiveKey, ReceivedInitiation, Tunnel};
 
 use crate::udp::Path;
@@ -42,7 +42,7 @@ pub(crate) struct Peer {
     pub(crate) due: Option<Instant>,
     key: PublicKey,
     identity: Arc<Identity>,
-    preshared_key: Option<[u8; 32]>,
+    preshared_key: Option<PresharedKey>,
     persistent_keepalive: Option<u16>,
     sessions: Sessions,
     handshakes: Handshakes,
@@ -104,7 +104,7 @@ impl Peer {
         if self.preshared_key != config.preshared_key {
             self.preshared_key = config.preshared_key;
             if let Some(tunnel) = &mut self.sessions.tunnel {
-                tunnel.set_preshared_key(config.preshared_key);
+                tunnel.set_preshared_key(config.preshared_key.map(|key| key.0));
             }
         }
         let was_off = self.keepalive_interval().is_none();
@@ -261,7 +261,7 @@ impl Peer {
     }
 
     fn tunnel(&mut self) -> &mut Tunnel {
-        let (identity, key, preshared_key) = (&self.identity, self.key, self.preshared_key);
+        let (identity, key, preshared_key) = (&self.identity, self.key, self.preshared_key.map(|key| key.0));
         let new = || Box::new(Tunnel::new(Arc::clone(identity), key, preshared_key));
         self.sessions.tunnel.get_or_insert_with(new)
     }

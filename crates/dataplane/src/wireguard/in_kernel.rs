@@ -204,7 +204,7 @@ fn whole_peer(public_key: PublicKey, wanted: &PeerConfig) -> PeerUpdate {
     PeerUpdate {
         public_key,
         only_existing: false,
-        preshared_key: wanted.preshared_key,
+        preshared_key: wanted.preshared_key.map(|key| key.0),
         endpoint: wanted.endpoint,
         persistent_keepalive: wanted.persistent_keepalive,
         replace_allowed_ips: true,
@@ -224,7 +224,7 @@ fn changed_peer(
     is_taken: impl Fn(&IpNet) -> bool,
 ) -> Option<PeerUpdate> {
     let present = &state.config;
-    let preshared = |config: &PeerConfig| config.preshared_key.unwrap_or_default();
+    let preshared = |config: &PeerConfig| config.preshared_key.map(|key| key.0).unwrap_or_default();
     let keepalive = |config: &PeerConfig| config.persistent_keepalive.unwrap_or_default();
     let (desired, present_prefixes) = (trunc(wanted), trunc(present));
     let replace_allowed_ips =

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use fairlead_dataplane::mesh::{Applier, Bypass, MeshState};
 use fairlead_dataplane::wireguard::{Backend, Preference, Settings, WireGuardDevice, open};
-use fairlead_keys::{DeviceChange, DeviceConfig, DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey};
+use fairlead_keys::{
+    DeviceChange, DeviceConfig, DeviceState, PeerConfig, PeerState, PresharedKey, PrivateKey, PublicKey,
+};
 use fairlead_netlink::changes_sent;
 
 use crate::mesh_common::{Namespace, run};
@@ -71,7 +73,7 @@ impl Node {
     fn config(&self, other: &Self, endpoint: Option<&str>) -> DeviceConfig {
         let allowed_ips = [format!("10.77.0.{}/32", other.number), format!("fd77::{}/128", other.number)];
         let peer = PeerConfig {
-            preshared_key: Some([42; 32]),
+            preshared_key: Some(PresharedKey([42; 32])),
             endpoint: endpoint.map(|address| SocketAddr::new(address.parse().unwrap(), PORT)),
             persistent_keepalive: Some(25),
             allowed_ips: allowed_ips.iter().map(|net| net.parse().unwrap()).collect(),
@@ -302,7 +304,7 @@ fn agrees_with_wg(node: &Node, state: &DeviceState) {
     let peer = lines.next().unwrap();
     let (key, known) = state.peers.first_key_value().unwrap();
     assert_eq!(peer[0], key.to_string());
-    assert_eq!(peer[1], PrivateKey(known.config.preshared_key.unwrap()).to_base64());
+    assert_eq!(peer[1], known.config.preshared_key.unwrap().to_base64());
     assert_eq!(peer[2], known.config.endpoint.unwrap().to_string());
     let allowed = |texts: &mut dyn Iterator<Item = String>| texts.collect::<BTreeSet<_>>();
     assert_eq!(

@@ -336,7 +336,7 @@ impl Session {
             let mut allowed_ips = peer.allowed_ips.clone();
             allowed_ips.sort_unstable();
             let config = PeerConfig {
-                preshared_key: peer.preshared_key.map(|key| key.0),
+                preshared_key: peer.preshared_key,
                 endpoint: addresses.get(position).or(addresses.first()).copied(),
                 persistent_keepalive: Some(peer.persistent_keepalive).filter(|seconds| *seconds > 0),
                 allowed_ips,

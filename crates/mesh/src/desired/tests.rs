@@ -2,7 +2,7 @@ use std::net::IpAddr;
 
 use fairlead_address::{Endpoint, EndpointFilters, Nat64Prefix};
 use fairlead_api::resources::{Encapsulation, Granularity, Topology};
-use fairlead_keys::PrivateKey;
+use fairlead_keys::{PresharedKey, PrivateKey};
 use fairlead_members::departures::{Departures, Revoked};
 use fairlead_path::{BirthdayPolicy, StunAnswer};
 use fairlead_topology::{Endpoints, InternalAddress, Member, MemberRecord, OwnAddress, Site, Source, merge};
@@ -391,7 +391,10 @@ fn a_node_of_kubespan_has_the_secret_as_preshared_key_and_no_relay() {
     let current = crate::saved::Credentials { cluster_id, secret };
     inputs.cluster = Some(Shared { current, previous: None });
     let peers = planned(&inputs);
-    assert_eq!((peers[&key(2)].config.preshared_key, peers[&key(2)].uses_relay), (Some([9; 32]), false));
+    assert_eq!(
+        (peers[&key(2)].config.preshared_key, peers[&key(2)].uses_relay),
+        (Some(PresharedKey([9; 32])), false)
+    );
     assert_eq!((peers[&key(3)].config.preshared_key, peers[&key(3)].uses_relay), (None, true));
 
     // While the secret changes, it is that under which services tell of the node.
@@ -399,6 +402,6 @@ fn a_node_of_kubespan_has_the_secret_as_preshared_key_and_no_relay() {
         inputs.cluster.as_mut().unwrap().previous = Some(([8; 32], changed));
         planned(&inputs)[&key(2)].config.preshared_key
     };
-    assert_eq!(changing(BTreeSet::new()), Some([8; 32]));
-    assert_eq!(changing(BTreeSet::from([member(2).name])), Some([9; 32]));
+    assert_eq!(changing(BTreeSet::new()), Some(PresharedKey([8; 32])));
+    assert_eq!(changing(BTreeSet::from([member(2).name])), Some(PresharedKey([9; 32])));
 }

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use fairlead_cluster::naming::some_of;
+use fairlead_keys::PresharedKey;
 use fairlead_members::SourceProblem;
 use fairlead_topology::Member;
 use jiff::Timestamp;
@@ -47,13 +48,14 @@ impl Shared {
     }
 
     /// The preshared key of a tunnel to nodes of KubeSpan that have one key.
-    pub(crate) fn preshared_key(&self, members: &[&Member]) -> [u8; 32] {
-        match &self.previous {
+    pub(crate) fn preshared_key(&self, members: &[&Member]) -> PresharedKey {
+        let secret = match &self.previous {
             Some((previous, changed)) if !members.iter().any(|member| changed.contains(&member.name)) => {
                 *previous
             }
             _ => self.current.secret,
-        }
+        };
+        PresharedKey(secret)
     }
 }
 

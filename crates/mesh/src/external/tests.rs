@@ -1,3 +1,4 @@
+use fairlead_keys::PresharedKey;
 use fairlead_topology::{External, plan};
 
 use super::*;
@@ -15,8 +16,7 @@ fn laptop(endpoint: Option<&str>) -> Member {
     laptop.claims = vec!["10.9.0.1/32".parse().unwrap()];
     laptop.persistent_keepalive = Some(0);
     laptop.endpoints.manual = endpoint.map(|text| text.parse().unwrap());
-    laptop.external =
-        Some(External { preshared_key: Some(fairlead_keys::PresharedKey([3; 32])), ..External::default() });
+    laptop.external = Some(External { preshared_key: Some(PresharedKey([3; 32])), ..External::default() });
     laptop
 }
 
@@ -89,7 +89,7 @@ impl Bed {
 fn a_peer_is_configured_once_and_no_node_is_touched() {
     let mut bed = Bed::new(&["192.0.2.1:7"]);
     let config = bed.peer().config.clone();
-    assert_eq!(config.preshared_key, Some([3; 32]));
+    assert_eq!(config.preshared_key, Some(PresharedKey([3; 32])));
     assert_eq!(config.allowed_ips, ["10.9.0.1/32".parse().unwrap()]);
     assert_eq!((config.endpoint, config.persistent_keepalive), (Some(address("192.0.2.1:7")), None));
     assert_eq!(bed.device.peers.len(), 1, "nodes have paths");
@@ -168,7 +168,7 @@ fn a_peer_that_went_to_another_entry_node_loses_its_session_here_and_is_not_call
         (&*standby.allowed_ips, standby.endpoint, standby.persistent_keepalive),
         (&[][..], None, None)
     );
-    assert_eq!(standby.preshared_key, Some([3; 32]));
+    assert_eq!(standby.preshared_key, Some(PresharedKey([3; 32])));
     bed.device = device(&change, None);
     assert!(bed.change().is_empty(), "it stays so");
     // It calls, and this node takes the next term.

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::time::{Duration, SystemTime};
 
-use fairlead_keys::{DeviceState, PeerState, PrivateKey, PublicKey};
+use fairlead_keys::{DeviceState, PeerState, PresharedKey, PrivateKey, PublicKey};
 use ipnet::IpNet;
 use nix::libc;
 
@@ -59,7 +59,9 @@ fn add_peers(state: &mut DeviceState, list: &[u8]) -> Parsed<()> {
 
 fn read_peer(known: &mut PeerState, kind: u16, value: &[u8]) -> Parsed<()> {
     match kind {
-        peer::PRESHARED_KEY => known.config.preshared_key = nonzero(value)?,
+        peer::PRESHARED_KEY => {
+            known.config.preshared_key = nonzero(value)?.map(PresharedKey);
+        }
         peer::ENDPOINT => known.config.endpoint = Some(socket_address(value)?),
         peer::KEEPALIVE => {
             let seconds = u16::from_ne_bytes(array(value)?);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
-use fairlead_keys::PeerConfig;
+use fairlead_keys::{PeerConfig, PresharedKey};
 use proptest::prelude::*;
 
 use super::*;
@@ -22,7 +22,7 @@ fn full(key: PublicKey, config: &PeerConfig) -> PeerUpdate {
     PeerUpdate {
         public_key: key,
         only_existing: false,
-        preshared_key: config.preshared_key,
+        preshared_key: config.preshared_key.map(|key| key.0),
         endpoint: config.endpoint,
         persistent_keepalive: config.persistent_keepalive,
         replace_allowed_ips: true,
@@ -170,7 +170,7 @@ fn an_answer_in_two_messages_is_joined() {
     );
     assert_eq!((joined.rx_bytes, joined.tx_bytes), (11, 12));
     let other = &state.peers[&PublicKey([3; 32])];
-    assert_eq!(other.config.preshared_key, Some([4; 32]));
+    assert_eq!(other.config.preshared_key, Some(PresharedKey([4; 32])));
     assert_eq!(other.last_handshake, None);
 }
 
@@ -227,8 +227,8 @@ fn config() -> impl Strategy<Value = PeerConfig> {
     let nets = proptest::collection::btree_set(net.prop_map(|net| net.trunc()), 0..30);
     let key = proptest::option::of(any::<[u8; 32]>().prop_filter("zero is none", |key| *key != [0; 32]));
     (key, proptest::option::of(endpoint), proptest::option::of(1u16..), nets).prop_map(
-        |(preshared_key, endpoint, persistent_keepalive, nets): (_, _, _, BTreeSet<IpNet>)| PeerConfig {
-            preshared_key,
+        |(key, endpoint, persistent_keepalive, nets): (Option<_>, _, _, BTreeSet<IpNet>)| PeerConfig {
+            preshared_key: key.map(PresharedKey),
             endpoint,
             persistent_keepalive,
             allowed_ips: nets.into_iter().collect(),

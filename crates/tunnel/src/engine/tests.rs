@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
+use fairlead_keys::PresharedKey;
 use fairlead_wireguard::SystemRandom;
 
 use super::*;
@@ -414,7 +415,7 @@ fn preshared_keys_must_agree() {
     let (mut a, mut b) = (Node::new(1), Node::new(2));
     b.peer_with(&a, None, &[]);
     let mut change = set_peer(b.public(), Some(b.address), &[]);
-    change.set_peers.values_mut().for_each(|config| config.preshared_key = Some([5; 32]));
+    change.set_peers.values_mut().for_each(|config| config.preshared_key = Some(PresharedKey([5; 32])));
     let first = a.change(&change).unwrap();
     exchange(&mut a, &mut b, first, Vec::new());
     assert_eq!(a.state(&b).last_handshake, None);

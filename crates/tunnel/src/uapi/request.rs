@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use fairlead_keys::{DeviceChange, DeviceState, PeerConfig, PrivateKey, PublicKey};
+use fairlead_keys::{DeviceChange, DeviceState, PeerConfig, PresharedKey, PrivateKey, PublicKey};
 use ipnet::IpNet;
 
 /// A parsed request.
@@ -153,7 +153,7 @@ impl SetPeer {
         };
         let mut config = peers.remove(&self.key).unwrap_or(fresh);
         if let Some(preshared) = self.preshared_key {
-            config.preshared_key = (preshared != [0; 32]).then_some(preshared);
+            config.preshared_key = (preshared != [0; 32]).then_some(PresharedKey(preshared));
         }
         config.endpoint = self.endpoint.or(config.endpoint);
         if let Some(seconds) = self.persistent_keepalive {
@@ -225,7 +225,7 @@ mod tests {
 
     fn config(prefixes: &[&str]) -> PeerConfig {
         PeerConfig {
-            preshared_key: Some([9; 32]),
+            preshared_key: Some(PresharedKey([9; 32])),
             endpoint: Some("192.0.2.1:5".parse().unwrap()),
             persistent_keepalive: Some(25),
             allowed_ips: prefixes.iter().map(|prefix| prefix.parse().unwrap()).collect(),

@@ -31,7 +31,7 @@ pub(crate) fn outcome(errno: i32) -> String {
 
 fn describe_peer(text: &mut String, key: &PublicKey, peer: &PeerState) {
     line(text, "public_key", hexadecimal(&key.0));
-    line(text, "preshared_key", hexadecimal(&peer.config.preshared_key.unwrap_or_default()));
+    line(text, "preshared_key", hexadecimal(&peer.config.preshared_key.map(|key| key.0).unwrap_or_default()));
     line(text, "protocol_version", 1);
     if let Some(endpoint) = peer.config.endpoint {
         line(text, "endpoint", endpoint);

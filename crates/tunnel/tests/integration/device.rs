@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use crate::common::{
     MTU, NAME, Node, PORT, TIMEOUT, cable, keys, namespace, pair, set_peer, start_again, transfer, until,
 };
-use fairlead_keys::{DeviceChange, PrivateKey};
+use fairlead_keys::{DeviceChange, PresharedKey, PrivateKey};
 use fairlead_tunnel::{Device, Error, Settings};
 
 #[test]
@@ -203,7 +203,7 @@ fn wg_shows_what_the_device_says() {
     change.fwmark = Some(0x20);
     change.set_peers.values_mut().for_each(|config| {
         config.persistent_keepalive = Some(25);
-        config.preshared_key = Some([7; 32]);
+        config.preshared_key = Some(PresharedKey([7; 32]));
     });
     a.change(&change);
     let dump = a.namespace.sh(&format!("wg show {NAME} dump"));

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use crate::common::{NAME, Namespace, Node, cable, keys, set_peer, transfer, until};
-use fairlead_keys::{PrivateKey, PublicKey};
+use fairlead_keys::{PresharedKey, PrivateKey, PublicKey};
 
 const INNER: [&str; 2] = ["10.8.0.9/32", "fd00:8::9/128"];
 
@@ -75,7 +75,7 @@ fn the_kernel_initiates_with_a_preshared_key() {
     let more = "preshared-key /run/wireguard/psk endpoint 192.0.2.1:51820";
     let kernel = Kernel::start(b, &node, more);
     let mut change = set_peer(kernel.public, None, &INNER);
-    change.set_peers.values_mut().for_each(|config| config.preshared_key = Some(secret.0));
+    change.set_peers.values_mut().for_each(|config| config.preshared_key = Some(PresharedKey(secret.0)));
     node.change(&change);
     // Its first keepalive is what makes it begin.
     kernel.namespace.sh(&format!("wg set {NAME} peer {} persistent-keepalive 25", node.public));

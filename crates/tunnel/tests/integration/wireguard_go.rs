@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::common::handover::{Handover, Pings, assert_lossless};
 use crate::common::wireguard_go::{INNER, Judge};
 use crate::common::{NAME, Namespace, Node, cable, set_peer, transfer, until};
-use fairlead_keys::PrivateKey;
+use fairlead_keys::{PresharedKey, PrivateKey};
 
 fn exchange(node: &Node, judge: &Judge) {
     for address in ["10.8.0.9", "fd00:8::9"] {
@@ -53,7 +53,7 @@ fn a_preshared_key_is_mixed_in() {
     judge.namespace.run(|| fs::write("/run/wireguard/psk", secret.to_base64())).unwrap();
     judge.peer_with(&node, "preshared-key /run/wireguard/psk");
     let mut change = set_peer(judge.public, Some("192.0.2.2:51820"), &INNER);
-    change.set_peers.values_mut().for_each(|config| config.preshared_key = Some(secret.0));
+    change.set_peers.values_mut().for_each(|config| config.preshared_key = Some(PresharedKey(secret.0)));
     node.change(&change);
     exchange(&node, &judge);
 }

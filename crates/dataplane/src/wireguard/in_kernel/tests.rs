@@ -1,4 +1,4 @@
-use fairlead_keys::{DeviceConfig, PrivateKey};
+use fairlead_keys::{DeviceConfig, PresharedKey, PrivateKey};
 use proptest::prelude::*;
 
 use super::*;
@@ -21,7 +21,7 @@ fn apply(state: &mut DeviceState, update: &DeviceUpdate) {
         let peer =
             &mut state.peers.entry(set.public_key).or_insert_with(|| peer(config(None, None, &[]))).config;
         if let Some(key) = set.preshared_key {
-            peer.preshared_key = (key != [0; 32]).then_some(key);
+            peer.preshared_key = (key != [0; 32]).then_some(PresharedKey(key));
         }
         if let Some(seconds) = set.persistent_keepalive {
             peer.persistent_keepalive = (seconds != 0).then_some(seconds);
@@ -218,7 +218,7 @@ fn peers() -> impl Strategy<Value = BTreeMap<PublicKey, PeerConfig>> {
         |(peers, owners)| {
             let nets = |owner: u8| (0u8..8).filter(|n| owners[usize::from(*n)] == owner).collect::<Vec<_>>();
             let peer = |(n, (endpoint, keepalive, preshared)): (u8, (Option<&str>, _, Option<u8>))| {
-                let preshared_key = preshared.map(|byte| [byte; 32]);
+                let preshared_key = preshared.map(|byte| PresharedKey([byte; 32]));
                 (PublicKey([n; 32]), PeerConfig { preshared_key, ..config(endpoint, keepalive, &nets(n)) })
             };
             peers.into_iter().map(peer).collect()
