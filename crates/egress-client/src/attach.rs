@@ -5,13 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairlead_address::DualStackAddrs;
 use fairlead_egress::EgressName;
 use fairlead_egress::annotation::chosen;
 use fairlead_egress::problem::{EgressProblem, EgressReason};
 use fairlead_ipam::Key;
 use fairlead_netlink::netns::Netns;
-use fairlead_pods::cni::{EgressRequest, Failure, Reason, blocking};
+use fairlead_pods::cni::{Attachment, EgressRequest, Failure, PodInterface, Reason, blocking};
 use futures::future::try_join_all;
 use tokio::time::timeout;
 
@@ -24,21 +23,6 @@ use super::sandboxes::Sandbox;
 
 /// How long an ADD waits for a gateway.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Where an ADD made the pod's interface.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Attached {
-    /// The pod's namespace in Kubernetes.
-    pub(crate) namespace: String,
-    /// The pod's name.
-    pub(crate) pod: String,
-    /// File of its network namespace.
-    pub(crate) netns: PathBuf,
-    /// Its addresses.
-    pub(crate) addresses: DualStackAddrs,
-    /// MTU of its interface in bytes, if the stage before knows it.
-    pub(crate) mtu: Option<u32>,
-}
 
 impl Egress {
     /// What can be said of a pod's request before anything is made for it, and which Egresses select the pod.
@@ -78,11 +62,12 @@ impl Egress {
     /// It cannot have all that it asks for; then it must not start.
     pub(crate) async fn attach(
         &self,
-        key: &Key,
+        attachment: &Attachment,
+        interface: PodInterface,
         request: EgressRequest,
-        at: Attached,
     ) -> Result<(), Failure> {
-        let sandbox = self.0.sandbox(key, request, at).await?;
+        let key = &attachment.key;
+        let sandbox = sandbox(attachment, interface, request).await?;
         // Before it is a client, so that a comparison of all clients does not remove it again.
         self.0.sandboxes.add(key, sandbox.clone()).unwrap_or_else(|error| {
             tracing::warn!(container = key.container_id, %error, "a later program has to look for this pod");
@@ -173,30 +158,6 @@ impl PodEgress {
         })
     }
 
-    async fn sandbox(&self, key: &Key, request: EgressRequest, at: Attached) -> Result<Sandbox, Failure> {
-        let mtu = match at.mtu {
-            Some(mtu) => mtu,
-            // Only a client needs it.
-            None if request.annotations.is_empty() && request.selected.is_empty() => {
-                read_mtu(at.netns.clone(), key.ifname.clone()).await.unwrap_or_default()
-            }
-            None => read_mtu(at.netns.clone(), key.ifname.clone()).await?,
-        };
-        Ok(Sandbox {
-            namespace: at.namespace,
-            pod: at.pod,
-            uid: request.uid,
-            netns: at.netns,
-            ifname: key.ifname.clone(),
-            addresses: at.addresses.iter().collect(),
-            mtu,
-            annotations: request.annotations,
-            gateway_of: request.gateway_of,
-            selected: request.selected.iter().map(EgressName::to_string).collect(),
-            clients_of: BTreeSet::new(),
-        })
-    }
-
     /// Waits until a gateway of each Egress has the pod as its client, and returns what its namespace should have.
     async fn register(&self, sandbox: &Sandbox, plan: &Plan) -> Result<Desired, Failure> {
         let (gateways, uid) = (&self.deps.gateways, sandbox.uid());
@@ -239,6 +200,35 @@ impl PodEgress {
             }
         }
     }
+}
+
+async fn sandbox(
+    attachment: &Attachment,
+    interface: PodInterface,
+    request: EgressRequest,
+) -> Result<Sandbox, Failure> {
+    let Attachment { key: Key { ifname, .. }, netns, pod } = attachment.clone();
+    let mtu = match interface.mtu {
+        Some(mtu) => mtu,
+        // Only a client needs it.
+        None if request.annotations.is_empty() && request.selected.is_empty() => {
+            read_mtu(netns.clone(), ifname.clone()).await.unwrap_or_default()
+        }
+        None => read_mtu(netns.clone(), ifname.clone()).await?,
+    };
+    Ok(Sandbox {
+        namespace: pod.namespace,
+        pod: pod.name,
+        uid: request.uid,
+        netns,
+        ifname,
+        addresses: interface.addresses.iter().collect(),
+        mtu,
+        annotations: request.annotations,
+        gateway_of: request.gateway_of,
+        selected: request.selected.iter().map(EgressName::to_string).collect(),
+        clients_of: BTreeSet::new(),
+    })
 }
 
 async fn in_namespace(

@@ -13,9 +13,10 @@ use fairlead_cluster::caches::Cache;
 use fairlead_cluster::events::EventPublisher;
 use fairlead_cluster::pods::{SlimPod, gateway_of};
 use fairlead_ipam::Key;
+use fairlead_ipam::check::Owner;
 use fairlead_pods::cni::{
-    AttachContext, Attachment, CheckContext, EgressRequest, EgressStages, Failure, Previous, Reason, Stage,
-    attachment, warn_at_pod,
+    Attachment, CheckContext, EgressRequest, EgressStages, Failure, FindEgress, PodInterface, Reason,
+    SetUpEgress, Stage, warn_at_pod,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ObjectMeta;
@@ -25,7 +26,6 @@ use tokio::time::timeout;
 
 use super::Egress;
 use super::annotations::egress_annotations;
-use super::attach::Attached;
 
 /// How long the API server may take to return a pod that the cache does not have.
 const POD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -40,15 +40,17 @@ struct EgressRequestStage {
 }
 
 #[tonic::async_trait]
-impl Stage for EgressRequestStage {
-    async fn attach(&self, context: &mut AttachContext) -> Result<(), Failure> {
-        // What is no pod has no annotations; a stage that needs a pod says so.
-        let Ok(attachment) = attachment(&context.args) else { return Ok(()) };
-        context.egress = self.request_of(&attachment).await?;
-        let examined = self.egress.examine(&attachment.namespace, &mut context.egress).await;
-        examined.inspect_err(|failure| warn_at_pod(&self.events, &attachment, "SetUpEgress", failure))
+impl FindEgress for EgressRequestStage {
+    async fn find(&self, attachment: &Attachment) -> Result<EgressRequest, Failure> {
+        let mut request = self.request_of(&attachment.pod).await?;
+        let examined = self.egress.examine(&attachment.pod.namespace, &mut request).await;
+        examined.inspect_err(|failure| warn_at_pod(&self.events, attachment, "SetUpEgress", failure))?;
+        Ok(request)
     }
+}
 
+#[tonic::async_trait]
+impl Stage for EgressRequestStage {
     async fn detach(&self, _: &Key) -> Result<(), Failure> {
         Ok(())
     }
@@ -70,28 +72,20 @@ struct EgressStage {
 }
 
 #[tonic::async_trait]
-impl Stage for EgressStage {
-    async fn attach(&self, context: &mut AttachContext) -> Result<(), Failure> {
-        let Ok(attachment) = attachment(&context.args) else { return Ok(()) };
-        let mut addresses = context.addresses;
-        if addresses.is_empty() {
-            // Another plugin made the interface, and the stage before has decoded what that one says.
-            let previous = Previous::of_configuration(&context.args.stdin_data).ok().flatten();
-            let reported = previous.map(|previous| previous.addresses(&context.key.ifname));
-            addresses = reported.unwrap_or_default().into_iter().collect();
-        }
-        let Attachment { netns, namespace, pod, .. } = &attachment;
-        let at = Attached {
-            namespace: namespace.clone(),
-            pod: pod.clone(),
-            netns: netns.clone(),
-            addresses,
-            mtu: context.links.as_ref().map(|links| links.mtu),
-        };
-        let attached = self.egress.attach(&context.key, context.egress.clone(), at).await;
-        attached.inspect_err(|failure| warn_at_pod(&self.events, &attachment, "SetUpEgress", failure))
+impl SetUpEgress for EgressStage {
+    async fn set_up(
+        &self,
+        attachment: &Attachment,
+        interface: PodInterface,
+        request: EgressRequest,
+    ) -> Result<(), Failure> {
+        let attached = self.egress.attach(attachment, interface, request).await;
+        attached.inspect_err(|failure| warn_at_pod(&self.events, attachment, "SetUpEgress", failure))
     }
+}
 
+#[tonic::async_trait]
+impl Stage for EgressStage {
     async fn detach(&self, key: &Key) -> Result<(), Failure> {
         self.egress.detach(key);
         Ok(())
@@ -105,22 +99,22 @@ impl Stage for EgressStage {
 
 impl EgressRequestStage {
     /// What the pod asks for. A pod that the API server does not have (the mirror of a static pod comes later) asks for nothing.
-    async fn request_of(&self, attachment: &Attachment) -> Result<EgressRequest, Failure> {
-        let Attachment { namespace, pod: name, pod_uid, .. } = attachment;
+    async fn request_of(&self, pod: &Owner) -> Result<EgressRequest, Failure> {
+        let Owner { namespace, name, uid } = pod;
         let cached = self.pods.store.get(&ObjectRef::new(name).within(namespace));
         // A pod of the same name may be a later one.
-        let same = |pod: &&Arc<SlimPod>| pod_uid.as_ref().is_some_and(|uid| pod.uids().contains(uid));
+        let same = |pod: &&Arc<SlimPod>| uid.as_ref().is_some_and(|uid| pod.uids().contains(uid));
         if let Some(pod) = cached.as_ref().filter(same) {
-            return Ok(request(pod_uid.as_ref(), &pod.metadata));
+            return Ok(request(uid.as_ref(), &pod.metadata));
         }
         let pods = Api::<Pod>::namespaced(self.client.clone(), namespace);
         let unavailable = |message| Failure::new(Reason::ApiServerUnavailable, message);
         match timeout(POD_TIMEOUT, pods.get_metadata_opt(name)).await {
             Ok(Ok(found)) => Ok(found
-                .map(|found| request(pod_uid.as_ref(), &found.metadata))
-                .unwrap_or_else(|| EgressRequest { uid: pod_uid.clone(), ..EgressRequest::default() })),
+                .map(|found| request(uid.as_ref(), &found.metadata))
+                .unwrap_or_else(|| EgressRequest { uid: uid.clone(), ..EgressRequest::default() })),
             // Of a runtime that passes no UID, the pod of this name that was seen last.
-            _ if pod_uid.is_none() && cached.is_some() => {
+            _ if uid.is_none() && cached.is_some() => {
                 Ok(cached.map(|pod| request(None, &pod.metadata)).unwrap_or_default())
             }
             Ok(Err(error)) => {

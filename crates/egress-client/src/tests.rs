@@ -292,7 +292,7 @@ async fn an_annotation_of_a_running_pod_takes_effect_and_a_pod_that_ended_is_no_
 async fn a_gateway_forwards_and_others_cannot_change_that() {
     let (bed, pod) = (Bed::new(Objects::default()), Pod::new());
     let request = EgressRequest { gateway_of: Some("nat".to_owned()), ..EgressRequest::default() };
-    bed.egress.attach(&pod.key, request, pod.attached()).await.unwrap();
+    bed.egress.attach(&pod.attachment(), pod.interface(), request).await.unwrap();
     let read = || {
         pod.shown(
             "cd /proc/sys/net; cat ipv4/ip_forward ipv6/conf/all/forwarding ipv4/conf/all/rp_filter \
@@ -311,10 +311,11 @@ async fn a_pod_whose_namespace_cannot_be_used_delays_no_other() {
     let request = || EgressRequest { uid: Some("u2".to_owned()), ..EgressRequest::default() };
     // A file that is no namespace.
     let file = tempfile::NamedTempFile::new().unwrap();
-    let mut bad = pod.attached();
-    (bad.pod, bad.netns, bad.mtu) = ("bad".to_owned(), file.path().to_owned(), Some(1500));
-    let key = fairlead_ipam::Key { container_id: "c2".to_owned(), ifname: "eth0".to_owned() };
-    bed.egress.attach(&key, request(), bad).await.unwrap();
+    let mut bad = pod.attachment();
+    bad.pod.name = "bad".to_owned();
+    bad.netns = file.path().to_owned();
+    bad.key.container_id = "c2".to_owned();
+    bed.egress.attach(&bad, pod.interface(), request()).await.unwrap();
     let mut annotated: serde_json::Value = serde_json::to_value(shown(BOTH, &json!({}))).unwrap();
     annotated["metadata"]["name"] = "bad".into();
     annotated["metadata"]["uid"] = "u2".into();

@@ -4,8 +4,8 @@
 //! attachment, which call node IPAM, the kernel and the records beside the socket; [`failure`] turns what failed into the
 //! error of the CNI specification.
 
-mod args;
 mod attach;
+mod attachment;
 mod calico;
 mod check;
 mod failure;
@@ -23,14 +23,14 @@ use std::sync::Arc;
 
 use fairlead_cluster::subsystem::Supervisor;
 
-pub use self::args::{Attachment, attachment};
+use self::attach::Stages;
 use self::attach::address::AddressStage;
-use self::attach::chained::ChainedStage;
 use self::attach::link::LinkStage;
 use self::attach::record::RecordStage;
-use self::attach::result::ResultStage;
-pub use self::attach::{AttachContext, CheckContext, EgressRequest, EgressStages, Stage, warn_at_pod};
-use self::attach::{DetachOnly, Stages};
+pub use self::attach::{
+    CheckContext, EgressRequest, EgressStages, FindEgress, PodInterface, SetUpEgress, Stage, warn_at_pod,
+};
+pub use self::attachment::Attachment;
 pub use self::check::Previous;
 pub use self::failure::{Failure, Reason, blocking};
 pub use self::mesh::MeshStatus;
@@ -47,31 +47,20 @@ pub fn start(deps: CniDeps, egress: EgressStages, supervisor: &mut Supervisor) -
         events: deps.events.clone(),
         metrics: deps.addresses.clone(),
     };
-    let record = RecordStage { records: deps.records.clone(), networks: deps.enable_ipam };
+    let record = RecordStage { records: deps.records.clone() };
     let link = LinkStage {
         ids: deps.ipam.numbers(),
         mtu: PodMtu::new(Arc::clone(&deps.mesh), Arc::clone(&deps.meshes)),
         calico_names: deps.calico_names,
     };
-    let stages = Stages(match deps.enable_ipam {
-        true => vec![
-            egress.request,
-            Box::new(address),
-            Box::new(record),
-            Box::new(link),
-            egress.tunnels,
-            Box::new(ResultStage),
-        ],
-        // There usually is nothing to detach; what an earlier run with other settings made still goes.
-        false => vec![
-            egress.request,
-            Box::new(DetachOnly(Box::new(address))),
-            Box::new(record),
-            Box::new(DetachOnly(Box::new(link))),
-            Box::new(ChainedStage),
-            egress.tunnels,
-        ],
-    });
+    let stages = Stages {
+        request: egress.request,
+        address: Box::new(address),
+        record: Box::new(record),
+        link: Box::new(link),
+        tunnels: egress.tunnels,
+        behind_plugin: !deps.enable_ipam,
+    };
     let service = Arc::new(Service { deps, stages, collecting: tokio::sync::Mutex::default() });
     supervisor.subsystem("cni").spawn("pending DELs", gc::finish_pending_later(Arc::clone(&service)));
     CniHandle(service)

@@ -1,7 +1,6 @@
 use std::sync::Mutex;
 
 use fairlead_egress::problem::EgressReason;
-use fairlead_wire::cni::CniArgs;
 use futures::FutureExt;
 use serde_json::json;
 use testbed_api::server::client;
@@ -34,17 +33,16 @@ fn stage(cached: &[SlimPod], answer: (u16, String)) -> (Bed, EgressRequestStage,
     (bed, stage, asked)
 }
 
-fn context(name: &str, uid: &str, netns: &str, stdin: &str) -> AttachContext {
-    let args = [("K8S_POD_NAMESPACE", "shop"), ("K8S_POD_NAME", name), ("K8S_POD_UID", uid)];
-    let args = CniArgs {
-        container_id: "c1".to_owned(),
-        ifname: "eth0".to_owned(),
-        netns: netns.to_owned(),
-        args: args.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
-        stdin_data: stdin.as_bytes().to_vec(),
-        ..CniArgs::default()
-    };
-    AttachContext::new(args).unwrap()
+fn attachment(name: &str, uid: &str, netns: &str) -> Attachment {
+    Attachment {
+        key: Key { container_id: "c1".to_owned(), ifname: "eth0".to_owned() },
+        netns: netns.into(),
+        pod: Owner {
+            namespace: "shop".to_owned(),
+            name: name.to_owned(),
+            uid: (!uid.is_empty()).then(|| uid.to_owned()),
+        },
+    }
 }
 
 async fn attach(stage: &EgressRequestStage, name: &str) -> Result<EgressRequest, Failure> {
@@ -56,8 +54,7 @@ async fn attach_with(stage: &EgressRequestStage, name: &str, uid: &str) -> Resul
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    let mut context = context(name, uid, "/ns", "");
-    stage.attach(&mut context).await.map(|()| context.egress)
+    stage.find(&attachment(name, uid, "/ns")).await
 }
 
 #[tokio::test]
@@ -120,19 +117,15 @@ async fn behind_another_plugin_the_addresses_of_its_result_count() {
     let pod = Sandbox::new();
     let stage = EgressStage { egress: bed.egress.clone(), events: bed.events.clone() };
     let annotations = [(ANNOTATION.to_owned(), "nat".to_owned())].into();
-    let stdin = json!({ "cniVersion": "1.0.0", "name": "n", "prevResult": {
-        "cniVersion": "1.0.0",
-        "interfaces": [{ "name": "veth1" }, { "name": "eth0", "sandbox": "/ns" }],
-        "ips": [{ "address": "10.20.30.40/24", "interface": 1 }, { "address": "10.9.9.9/24", "interface": 0 }],
-    } });
-    let mut context = context("web", "u1", &pod.inside.path(), &stdin.to_string());
-    context.egress = EgressRequest { uid: Some("u1".to_owned()), annotations, ..EgressRequest::default() };
+    let request = EgressRequest { uid: Some("u1".to_owned()), annotations, ..EgressRequest::default() };
+    let addresses = ["10.20.30.40".parse().unwrap()].into_iter().collect();
+    let attachment = attachment("web", "u1", &pod.inside.path());
     // As the CNI server has it: the reconciler leaves the container alone meanwhile.
     let _guard = bed.locks.lock("c1").await;
-    stage.attach(&mut context).await.unwrap();
+    stage.set_up(&attachment, PodInterface { addresses, mtu: None }, request).await.unwrap();
     assert_eq!(pod.shown("ip route show table 118"), "default dev fou4_0a447c91 proto 30");
     assert_eq!(pod.send("203.0.113.1:9"), None);
     assert_eq!((pod.counted("encapsulated"), pod.counted("in_clear")), (1, 0));
-    stage.detach(&context.key).await.unwrap();
+    stage.detach(&attachment.key).await.unwrap();
     assert!(bed.gateways.clients("internet/nat").is_empty());
 }

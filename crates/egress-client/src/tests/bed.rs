@@ -14,7 +14,8 @@ use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_egress::EgressName;
 use fairlead_fou::Gateway;
 use fairlead_ipam::Key;
-use fairlead_pods::cni::{EgressRequest, Failure};
+use fairlead_ipam::check::Owner;
+use fairlead_pods::cni::{Attachment, EgressRequest, Failure, PodInterface};
 use fairlead_pods::container_locks::ContainerLocks;
 use fairlead_pods::ipam::Ipam;
 use futures::FutureExt as _;
@@ -32,7 +33,6 @@ use testbed_netns::Namespace;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-use super::super::attach::Attached;
 use super::super::gateways::Gateways;
 use super::super::inputs::Inputs;
 use super::super::metrics::EgressMetrics;
@@ -283,7 +283,7 @@ impl Bed {
             ..EgressRequest::default()
         };
         self.egress.examine("shop", &mut request).await?;
-        self.egress.attach(&pod.key, request, pod.attached()).await
+        self.egress.attach(&pod.attachment(), pod.interface(), request).await
     }
 }
 
@@ -377,14 +377,17 @@ impl Pod {
         Self { inside, node, key }
     }
 
-    pub(crate) fn attached(&self) -> Attached {
-        Attached {
-            namespace: "shop".to_owned(),
-            pod: "web".to_owned(),
+    pub(crate) fn attachment(&self) -> Attachment {
+        Attachment {
+            key: self.key.clone(),
             netns: self.inside.path().into(),
-            addresses: POD.map(|text| text.parse().unwrap()).into_iter().collect(),
-            mtu: Some(1500),
+            pod: Owner { namespace: "shop".to_owned(), name: "web".to_owned(), uid: Some("u1".to_owned()) },
         }
+    }
+
+    pub(crate) fn interface(&self) -> PodInterface {
+        let addresses = POD.map(|text| text.parse().unwrap()).into_iter().collect();
+        PodInterface { addresses, mtu: Some(1500) }
     }
 
     /// Packets that came to the node: `in_clear` or `encapsulated`, and of the latter those `from_fixed_port`.

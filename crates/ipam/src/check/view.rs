@@ -6,14 +6,14 @@ use ipnet::IpNet;
 
 use crate::table::{Allocated, Key};
 
-/// Who an attachment was made for, as the runtime said at ADD.
+/// Pod that an attachment was made for, as the runtime said at ADD.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     /// Namespace of the pod.
     pub namespace: String,
     /// Name of the pod.
     pub name: String,
-    /// UID of the pod, by runtimes that say it.
+    /// UID of the pod; `None` of runtimes that do not pass it.
     pub uid: Option<String>,
 }
 

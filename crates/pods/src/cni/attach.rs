@@ -1,17 +1,18 @@
-//! ADD, DEL and CHECK as one ordered list of stages, each the owner of one part of an attachment.
+//! Stages of an attachment, each the owner of one part of it.
 //!
-//! ADD attaches in order, CHECK compares in order, and DEL detaches in reverse order. An ADD that fails detaches what its
-//! stages made, the failed one included, and reports its own error. One more part of an attachment (network policy,
-//! bandwidth) is one more [`Stage`] in a file of its own, and one line in [`super::start`]. Those of egress gateways are in a crate above.
+//! ADD runs them in order and hands on what each one made, CHECK compares in order, and DEL detaches in reverse order. An ADD that fails
+//! detaches what its stages made, the failed one included, and reports its own error. One more part of an attachment (network policy,
+//! bandwidth) is one more [`Stage`] in a file of its own, and one line each in [`Stages`] and [`super::start`]. Those of egress gateways
+//! are in a crate above.
 //!
 //! Detaching stops at the first stage that fails, for what comes before it still is in use: an address is not free while a
 //! link answers to it. Runtimes repeat a DEL that failed.
 
 pub(super) mod address;
-pub(super) mod chained;
+mod chained;
 pub(super) mod link;
 pub(super) mod record;
-pub(super) mod result;
+mod result;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -22,18 +23,15 @@ use fairlead_cluster::events::{EventPublisher, PendingEvent, pod_reference};
 use fairlead_dataplane::pods::{Inspection, PodLinks};
 use fairlead_egress::EgressName;
 use fairlead_ipam::Key;
-use fairlead_wire::cni::CniArgs;
+use fairlead_ipam::check::Owner;
 
-use super::args::{self, Attachment};
+use super::attachment::{AddRequest, Attachment};
 use super::check::Previous;
 use super::failure::Failure;
 
-/// A part of an attachment.
+/// Part of an attachment. What ADD gives a stage, and what it returns, is in the trait of that stage.
 #[tonic::async_trait]
 pub trait Stage: Send + Sync {
-    /// Makes it, or makes it anew when a runtime repeats the ADD.
-    async fn attach(&self, context: &mut AttachContext) -> Result<(), Failure>;
-
     /// Removes all of it, or what there is of it; nothing to remove is no failure.
     async fn detach(&self, key: &Key) -> Result<(), Failure>;
 
@@ -41,6 +39,42 @@ pub trait Stage: Send + Sync {
     async fn check(&self, _context: &mut CheckContext) -> Result<(), Failure> {
         Ok(())
     }
+}
+
+/// First stage, before anything is made.
+#[tonic::async_trait]
+pub trait FindEgress: Stage {
+    /// Finds what a pod asks of egress gateways, and refuses what it cannot have.
+    async fn find(&self, attachment: &Attachment) -> Result<EgressRequest, Failure>;
+}
+
+/// Stage of the addresses of a pod.
+#[tonic::async_trait]
+pub(super) trait AllocateAddresses: Stage {
+    async fn allocate(&self, attachment: &Attachment) -> Result<PodAddresses, Failure>;
+}
+
+/// Stage of the files that name an attachment.
+pub(super) trait RecordAttachment: Stage {
+    fn record(&self, key: &Key, network: Option<&str>) -> Result<(), Failure>;
+}
+
+/// Stage of the link of a pod. A runtime may repeat the ADD: then it makes the link anew.
+#[tonic::async_trait]
+pub(super) trait ConnectPod: Stage {
+    async fn connect(&self, attachment: &Attachment, addresses: &PodAddresses) -> Result<PodLinks, Failure>;
+}
+
+/// Stage after the one that made the pod's interface.
+#[tonic::async_trait]
+pub trait SetUpEgress: Stage {
+    /// Brings a pod what it asks of egress gateways.
+    async fn set_up(
+        &self,
+        attachment: &Attachment,
+        interface: PodInterface,
+        request: EgressRequest,
+    ) -> Result<(), Failure>;
 }
 
 /// Request of a pod to egress gateways, as an ADD found it before it made anything.
@@ -58,38 +92,23 @@ pub struct EgressRequest {
     pub gateway_of: Option<String>,
 }
 
-/// An ADD: the request, and what the stages have made so far.
-#[derive(Debug)]
-pub struct AttachContext {
-    /// The interface of the container.
-    pub key: Key,
-    /// As the plugin passed them on; each stage parses what it needs with [`super::args`].
-    pub args: CniArgs,
-    /// The pool of the addresses.
-    pub pool: String,
-    /// Addresses of the pod.
+/// Addresses that are allocated to a pod, and their pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PodAddresses {
+    pub(super) pool: String,
+    pub(super) addresses: DualStackAddrs,
+}
+
+/// Interface of a pod, made by this program or by the plugin before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PodInterface {
+    /// Addresses of the interface.
     pub addresses: DualStackAddrs,
-    /// Both ends of the pod's link, once it is made.
-    pub links: Option<PodLinks>,
-    /// What the pod asks of egress gateways.
-    pub egress: EgressRequest,
-    /// The CNI result, in JSON.
-    pub result: Vec<u8>,
+    /// MTU in bytes; `None` of an interface that another plugin made.
+    pub mtu: Option<u32>,
 }
 
-impl AttachContext {
-    /// The context of a request that no stage has seen.
-    ///
-    /// # Errors
-    /// It names no container or interface.
-    pub fn new(args: CniArgs) -> Result<Self, Failure> {
-        let key = args::key(&args)?;
-        let (addresses, egress) = (DualStackAddrs::default(), EgressRequest::default());
-        Ok(Self { key, args, pool: String::new(), addresses, links: None, egress, result: Vec::new() })
-    }
-}
-
-/// A CHECK: the request, what the kernel shows, and the differences found so far.
+/// Context of a CHECK: the request, what the kernel shows, and the differences found so far.
 #[derive(Debug)]
 pub struct CheckContext {
     /// The interface of the container.
@@ -108,48 +127,113 @@ pub struct CheckContext {
 
 /// Stages that bring a pod its egress gateways.
 pub struct EgressStages {
-    /// The first stage, which finds what a pod asks for and refuses what it cannot have.
-    pub request: Box<dyn Stage>,
+    /// The first stage.
+    pub request: Box<dyn FindEgress>,
     /// The stage after the one that made the pod's interface.
-    pub tunnels: Box<dyn Stage>,
+    pub tunnels: Box<dyn SetUpEgress>,
 }
 
-/// The stages of an attachment in the order of ADD.
-pub(super) struct Stages(pub(super) Vec<Box<dyn Stage>>);
+/// Stages of an attachment in the order of ADD.
+pub(super) struct Stages {
+    pub(super) request: Box<dyn FindEgress>,
+    pub(super) address: Box<dyn AllocateAddresses>,
+    pub(super) record: Box<dyn RecordAttachment>,
+    pub(super) link: Box<dyn ConnectPod>,
+    pub(super) tunnels: Box<dyn SetUpEgress>,
+    /// Whether another plugin allocates addresses and makes interfaces before. Then `address` and `link` only detach: there usually is
+    /// nothing, but what an earlier run with other settings made still goes.
+    pub(super) behind_plugin: bool,
+}
 
 impl Stages {
-    /// ADD. When `repeated`, an earlier ADD of this attachment has succeeded: what it made is left for DEL.
-    pub(super) async fn attach(&self, context: &mut AttachContext, repeated: bool) -> Result<(), Failure> {
-        for (at, stage) in self.0.iter().enumerate() {
-            let Err(failure) = stage.attach(context).await else { continue };
-            if !repeated && let Err(error) = detach(self.0.iter().take(at + 1), &context.key).await {
-                let (container, reason) = (&context.key.container_id, failure.reason.as_str());
-                tracing::warn!(container, reason, %error, "cannot roll back a failed ADD; DEL will remove the rest");
-            }
-            return Err(failure);
+    /// ADD; returns the CNI result in JSON. When `repeated`, an earlier ADD of this attachment has succeeded: what it made is left for DEL.
+    pub(super) async fn attach(&self, add: &AddRequest, repeated: bool) -> Result<Vec<u8>, Failure> {
+        let mut entered = Vec::new();
+        let outcome = self.attach_in_order(add, &mut entered).await;
+        if let Err(failure) = &outcome
+            && !repeated
+            && let Err(error) = detach(&entered, &add.key).await
+        {
+            let (container, reason) = (&add.key.container_id, failure.reason.as_str());
+            tracing::warn!(container, reason, %error, "cannot roll back a failed ADD; DEL will remove the rest");
         }
-        Ok(())
+        outcome
+    }
+
+    /// `entered` are the stages that may have made something.
+    async fn attach_in_order<'a>(
+        &'a self,
+        add: &AddRequest,
+        entered: &mut Vec<&'a dyn Stage>,
+    ) -> Result<Vec<u8>, Failure> {
+        entered.push(&*self.request);
+        let pod = match &add.attachment {
+            Ok(attachment) => Ok((attachment, self.request.find(attachment).await?)),
+            Err(failure) => Err(failure.clone()),
+        };
+        entered.push(&*self.address);
+        if self.behind_plugin {
+            return self.attach_behind_plugin(add, pod.ok(), entered).await;
+        }
+        if add.is_chained {
+            return Err(chained::not_first());
+        }
+        let (attachment, request) = pod?;
+        let allocated = self.address.allocate(attachment).await?;
+        entered.push(&*self.record);
+        self.record.record(&add.key, add.network.as_deref())?;
+        entered.push(&*self.link);
+        let links = self.link.connect(attachment, &allocated).await?;
+        entered.push(&*self.tunnels);
+        let interface = PodInterface { addresses: allocated.addresses, mtu: Some(links.mtu) };
+        self.tunnels.set_up(attachment, interface, request).await?;
+        Ok(result::result(attachment, &allocated.addresses, &links).to_string().into_bytes())
+    }
+
+    /// `pod` is `None` for what is no Kubernetes pod, which has no egress.
+    async fn attach_behind_plugin<'a>(
+        &'a self,
+        add: &AddRequest,
+        pod: Option<(&Attachment, EgressRequest)>,
+        entered: &mut Vec<&'a dyn Stage>,
+    ) -> Result<Vec<u8>, Failure> {
+        entered.push(&*self.record);
+        self.record.record(&add.key, None)?;
+        entered.push(&*self.link);
+        let result = chained::pass_on(&add.configuration)?;
+        entered.push(&*self.tunnels);
+        if let Some((attachment, request)) = pod {
+            let interface = chained::interface(&add.configuration, &add.key.ifname);
+            self.tunnels.set_up(attachment, interface, request).await?;
+        }
+        Ok(result)
     }
 
     /// DEL.
     pub(super) async fn detach(&self, key: &Key) -> Result<(), Failure> {
-        detach(self.0.iter(), key).await
+        detach(&self.all(), key).await
     }
 
     /// CHECK.
     pub(super) async fn check(&self, context: &mut CheckContext) -> Result<(), Failure> {
-        for stage in &self.0 {
+        if self.behind_plugin {
+            chained::check(context);
+            return self.tunnels.check(context).await;
+        }
+        for stage in self.all() {
             stage.check(context).await?;
         }
+        result::check(context);
         Ok(())
+    }
+
+    fn all(&self) -> [&dyn Stage; 5] {
+        [&*self.request, &*self.address, &*self.record, &*self.link, &*self.tunnels]
     }
 }
 
-async fn detach<'a>(
-    attached: impl DoubleEndedIterator<Item = &'a Box<dyn Stage>>,
-    key: &Key,
-) -> Result<(), Failure> {
-    for stage in attached.rev() {
+async fn detach(attached: &[&dyn Stage], key: &Key) -> Result<(), Failure> {
+    for stage in attached.iter().rev() {
         stage.detach(key).await?;
     }
     Ok(())
@@ -162,171 +246,14 @@ pub fn warn_at_pod(
     action: &'static str,
     failure: &Failure,
 ) {
-    let Attachment { namespace, pod, pod_uid, .. } = attachment;
+    let Owner { namespace, name, uid } = &attachment.pod;
     events.warn(PendingEvent {
-        regarding: pod_reference(namespace, pod, pod_uid.clone()),
+        regarding: pod_reference(namespace, name, uid.clone()),
         reason: failure.reason.as_str(),
         action,
         note: failure.message.clone(),
     });
 }
 
-/// A stage that attaches nothing, and detaches what an earlier program with other settings attached.
-pub(super) struct DetachOnly(pub(super) Box<dyn Stage>);
-
-#[tonic::async_trait]
-impl Stage for DetachOnly {
-    async fn attach(&self, _: &mut AttachContext) -> Result<(), Failure> {
-        Ok(())
-    }
-
-    async fn detach(&self, key: &Key) -> Result<(), Failure> {
-        self.0.detach(key).await
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use std::sync::{Arc, Mutex};
-
-    use super::*;
-    use crate::cni::failure::Reason;
-
-    /// Writes down what is asked of it, and fails where the test says.
-    struct Fake {
-        name: &'static str,
-        attach_fails: bool,
-        detach_fails: bool,
-        calls: Arc<Mutex<Vec<String>>>,
-    }
-
-    impl Fake {
-        fn call(&self, what: &str, fails: bool) -> Result<(), Failure> {
-            let call = format!("{what} {}", self.name);
-            self.calls.lock().unwrap().push(call.clone());
-            if fails { Err(Failure::new(Reason::DataPlaneFailed, call)) } else { Ok(()) }
-        }
-    }
-
-    #[tonic::async_trait]
-    impl Stage for Fake {
-        async fn attach(&self, context: &mut AttachContext) -> Result<(), Failure> {
-            context.result.extend(self.name.as_bytes());
-            self.call("attach", self.attach_fails)
-        }
-
-        async fn detach(&self, _: &Key) -> Result<(), Failure> {
-            self.call("detach", self.detach_fails)
-        }
-
-        async fn check(&self, context: &mut CheckContext) -> Result<(), Failure> {
-            context.differences.push(self.name.to_owned());
-            self.call("check", self.attach_fails)
-        }
-    }
-
-    const NAMES: [&str; 4] = ["a", "b", "c", "d"];
-
-    /// Stages of [`NAMES`], of which one fails to attach and one to detach; and what is asked of them.
-    fn stages(attach_fails: Option<usize>, detach_fails: Option<usize>) -> (Stages, Arc<Mutex<Vec<String>>>) {
-        let calls = Arc::<Mutex<Vec<String>>>::default();
-        let stage = |(at, name)| -> Box<dyn Stage> {
-            let (attach_fails, detach_fails) = (attach_fails == Some(at), detach_fails == Some(at));
-            Box::new(Fake { name, attach_fails, detach_fails, calls: Arc::clone(&calls) })
-        };
-        (Stages(NAMES.into_iter().enumerate().map(stage).collect()), calls)
-    }
-
-    fn add() -> AttachContext {
-        let (container_id, ifname) = ("c".to_owned(), "eth0".to_owned());
-        AttachContext::new(CniArgs { container_id, ifname, ..CniArgs::default() }).unwrap()
-    }
-
-    fn calls(what: &str, names: impl IntoIterator<Item = &'static str>) -> Vec<String> {
-        names.into_iter().map(|name| format!("{what} {name}")).collect()
-    }
-
-    #[tokio::test]
-    async fn add_runs_the_stages_in_order_and_del_in_reverse() {
-        let (stages, asked) = stages(None, None);
-        let mut context = add();
-        assert_eq!(stages.attach(&mut context, false).await, Ok(()));
-        assert_eq!(context.result, b"abcd");
-        assert_eq!(stages.detach(&context.key).await, Ok(()));
-        let expected = [calls("attach", NAMES), calls("detach", NAMES.into_iter().rev())].concat();
-        assert_eq!(*asked.lock().unwrap(), expected);
-    }
-
-    #[tokio::test]
-    async fn an_add_that_fails_at_any_stage_detaches_what_was_attached_in_reverse() {
-        for (at, name) in NAMES.into_iter().enumerate() {
-            let (stages, asked) = stages(Some(at), None);
-            let failure = stages.attach(&mut add(), false).await.unwrap_err();
-            assert_eq!(failure.message, format!("attach {name}"));
-            let attached = || NAMES.into_iter().take(at + 1);
-            let expected = [calls("attach", attached()), calls("detach", attached().rev())].concat();
-            assert_eq!(*asked.lock().unwrap(), expected, "{at}");
-        }
-    }
-
-    #[tokio::test]
-    async fn a_rollback_that_fails_stops_there_and_does_not_hide_the_first_error() {
-        for undo in 0..NAMES.len() {
-            let (stages, asked) = stages(Some(3), Some(undo));
-            let failure = stages.attach(&mut add(), false).await.unwrap_err();
-            assert_eq!(failure.message, "attach d", "{undo}");
-            let detached = NAMES.into_iter().skip(undo).rev();
-            let expected = [calls("attach", NAMES), calls("detach", detached)].concat();
-            assert_eq!(*asked.lock().unwrap(), expected, "{undo}");
-        }
-    }
-
-    #[tokio::test]
-    async fn a_repeated_add_that_fails_keeps_what_the_first_one_made() {
-        let (stages, asked) = stages(Some(2), None);
-        let failure = stages.attach(&mut add(), true).await.unwrap_err();
-        assert_eq!(failure.message, "attach c");
-        assert_eq!(*asked.lock().unwrap(), calls("attach", ["a", "b", "c"]));
-    }
-
-    #[tokio::test]
-    async fn a_del_stops_at_the_stage_that_fails() {
-        let (stages, asked) = stages(None, Some(1));
-        let failure = stages.detach(&add().key).await.unwrap_err();
-        assert_eq!(failure.message, "detach b");
-        assert_eq!(*asked.lock().unwrap(), calls("detach", ["d", "c", "b"]));
-    }
-
-    #[tokio::test]
-    async fn check_collects_the_differences_of_all_stages() {
-        let (stages, _) = stages(None, None);
-        let kernel = Inspection {
-            host: None,
-            led_to_pod: Vec::new(),
-            pod: None,
-            pod_routes: Vec::new(),
-            connected: false,
-        };
-        let (netns, previous) = (PathBuf::new(), None);
-        let mut context = CheckContext {
-            key: add().key,
-            netns,
-            previous,
-            kernel,
-            allocated: Vec::new(),
-            differences: Vec::new(),
-        };
-        assert_eq!(stages.check(&mut context).await, Ok(()));
-        assert_eq!(context.differences, NAMES);
-    }
-
-    #[tokio::test]
-    async fn a_stage_that_only_detaches_makes_nothing() {
-        let (Stages(list), asked) = stages(None, None);
-        let stages =
-            Stages(list.into_iter().map(|stage| -> Box<dyn Stage> { Box::new(DetachOnly(stage)) }).collect());
-        assert_eq!(stages.attach(&mut add(), false).await, Ok(()));
-        assert_eq!(stages.detach(&add().key).await, Ok(()));
-        assert_eq!(*asked.lock().unwrap(), calls("detach", NAMES.into_iter().rev()));
-    }
-}
+mod tests;

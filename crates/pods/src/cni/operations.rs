@@ -11,8 +11,8 @@ use fairlead_wire::network::network_server::Network;
 use fairlead_wire::network::{GcRequest, GcResponse, StatusRequest};
 use tonic::{Request, Response, Status};
 
-use super::args::{key, netns};
-use super::attach::{AttachContext, CheckContext};
+use super::attach::CheckContext;
+use super::attachment::{AddRequest, key, netns};
 use super::check::Previous;
 use super::failure::{Failure, Reason, blocking};
 use super::metrics::{CniMetrics, Operation};
@@ -20,11 +20,10 @@ use super::service::{CniHandle, Service};
 
 impl Service {
     async fn add(&self, args: CniArgs) -> Result<AddResponse, Failure> {
-        let mut context = AttachContext::new(args)?;
-        let _guard = self.deps.locks.lock(&context.key.container_id).await;
-        let repeated = self.deps.ipam.allocated(&context.key).is_some();
-        self.stages.attach(&mut context, repeated).await?;
-        Ok(AddResponse { result: context.result })
+        let add = AddRequest::parse(args)?;
+        let _guard = self.deps.locks.lock(&add.key.container_id).await;
+        let repeated = self.deps.ipam.allocated(&add.key).is_some();
+        Ok(AddResponse { result: self.stages.attach(&add, repeated).await? })
     }
 
     async fn del(&self, args: CniArgs) -> Result<(), Failure> {

@@ -4,12 +4,11 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use fairlead_fou::link_name;
 use fairlead_ipam::Key;
-use fairlead_pods::cni::EgressRequest;
+use fairlead_pods::cni::{Attachment, EgressRequest};
 use prometheus_client::registry::Registry as Metrics;
 
 use super::gateway::Fake;
 use super::*;
-use crate::attach::Attached;
 use crate::tests::bed::{Bed, Objects, Pod, egress, service};
 
 const NAMES: [&str; 4] = ["one/nat", "two/nat", "three/nat", "four/nat"];
@@ -76,11 +75,12 @@ impl Bench {
             selected: BTreeSet::new(),
             gateway_of: None,
         };
-        let attached = Attached { pod: format!("web-{number}"), ..pod.attached() };
+        let mut attachment = Attachment { key: key.clone(), ..pod.attachment() };
+        attachment.pod.name = format!("web-{number}");
         let _guard = self.bed.locks.lock(&key.container_id).await;
         let started = Instant::now();
         self.bed.egress.examine("shop", &mut request).await.unwrap();
-        self.bed.egress.attach(&key, request, attached).await.unwrap();
+        self.bed.egress.attach(&attachment, pod.interface(), request).await.unwrap();
         (key, started.elapsed())
     }
 }

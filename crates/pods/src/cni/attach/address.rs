@@ -9,16 +9,14 @@ use fairlead_cluster::caches::Cache;
 use fairlead_cluster::events::EventPublisher;
 use fairlead_dataplane::uplink::has_ipv6;
 use fairlead_ipam::Key;
-use fairlead_ipam::check::Owner;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::PartialObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client};
 use tokio::time::{Instant, timeout};
 
-use super::chained::is_chained;
-use super::{AttachContext, CheckContext, Stage, warn_at_pod};
-use crate::cni::args::{Attachment, attachment};
+use super::{AllocateAddresses, CheckContext, PodAddresses, Stage, warn_at_pod};
+use crate::cni::attachment::Attachment;
 use crate::cni::failure::{Failure, Reason};
 use crate::ipam::Ipam;
 use crate::ipam::metrics::IpamMetrics;
@@ -39,35 +37,30 @@ pub(in crate::cni) struct AddressStage {
 }
 
 #[tonic::async_trait]
-impl Stage for AddressStage {
-    async fn attach(&self, context: &mut AttachContext) -> Result<(), Failure> {
-        if is_chained(&context.args) {
-            // In Coil's words, which administrators search for.
-            let message = "coil must be called as the first plugin when IPAM related features are enabled";
-            return Err(Failure::new(Reason::InvalidPluginOrder, message)
-                .details("put it before the plugins that change an interface (portmap, bandwidth, tuning)"));
-        }
-        let attachment = attachment(&context.args)?;
-        let pool = self.pool_of(&attachment.namespace).await?;
-        let (start, deadline) = (std::time::Instant::now(), Instant::now() + BLOCK_TIMEOUT);
-        let allocated = self.ipam.allocate(&pool, &context.key, deadline).await;
+impl AllocateAddresses for AddressStage {
+    async fn allocate(&self, attachment: &Attachment) -> Result<PodAddresses, Failure> {
+        let Attachment { key, pod, .. } = attachment;
+        let pool = self.pool_of(&pod.namespace).await?;
+        let start = std::time::Instant::now();
+        let allocated = self.ipam.allocate(&pool, key, Instant::now() + BLOCK_TIMEOUT).await;
         self.metrics.block_wait(start.elapsed());
         let allocation = allocated.map_err(Failure::from).inspect_err(|failure| {
-            warn_at_pod(&self.events, &attachment, "AllocateAddress", failure);
+            warn_at_pod(&self.events, attachment, "AllocateAddress", failure);
         })?;
         if allocation.ipv4.is_none() && !has_ipv6() {
-            self.ipam.release(&context.key);
+            self.ipam.release(key);
             let failure = ipv6_disabled(&pool);
-            warn_at_pod(&self.events, &attachment, "AllocateAddress", &failure);
+            warn_at_pod(&self.events, attachment, "AllocateAddress", &failure);
             return Err(failure);
         }
-        let Attachment { namespace, pod: name, pod_uid: uid, .. } = attachment;
-        self.ipam.set_owner(&context.key, Owner { namespace, name, uid });
-        context.addresses = DualStackAddrs { ipv4: allocation.ipv4, ipv6: allocation.ipv6 };
-        context.pool = allocation.pool;
-        Ok(())
+        self.ipam.set_owner(key, pod.clone());
+        let addresses = DualStackAddrs { ipv4: allocation.ipv4, ipv6: allocation.ipv6 };
+        Ok(PodAddresses { pool: allocation.pool, addresses })
     }
+}
 
+#[tonic::async_trait]
+impl Stage for AddressStage {
     async fn detach(&self, key: &Key) -> Result<(), Failure> {
         self.ipam.release(key);
         Ok(())

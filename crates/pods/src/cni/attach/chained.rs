@@ -1,49 +1,40 @@
 //! Behind another CNI plugin, which allocated the addresses and made the interface (`--enable-ipam=false`).
 
-use fairlead_ipam::Key;
-use fairlead_wire::cni::CniArgs;
 use serde_json::Value;
 
-use super::{AttachContext, CheckContext, Stage};
-use crate::cni::check;
+use super::{CheckContext, PodInterface};
+use crate::cni::check::{self, Previous};
 use crate::cni::failure::{Failure, Reason};
 
-/// Passes the result of the plugin before on.
-pub(in crate::cni) struct ChainedStage;
-
-#[tonic::async_trait]
-impl Stage for ChainedStage {
-    async fn attach(&self, context: &mut AttachContext) -> Result<(), Failure> {
-        context.result = pass_on(&context.args)?;
-        Ok(())
-    }
-
-    async fn detach(&self, _: &Key) -> Result<(), Failure> {
-        Ok(())
-    }
-
-    /// Compares what the plugin before reported with what the kernel shows; the host's side is that plugin's.
-    async fn check(&self, context: &mut CheckContext) -> Result<(), Failure> {
-        let previous = context.previous.take().unwrap_or_default();
-        let at = (context.key.ifname.as_str(), context.netns.as_path());
-        check::chained(at, &previous, &context.kernel, &mut context.differences);
-        Ok(())
-    }
+/// Why an ADD behind another plugin fails where this program allocates addresses.
+pub(super) fn not_first() -> Failure {
+    // In Coil's words, which administrators search for.
+    let message = "coil must be called as the first plugin when IPAM related features are enabled";
+    Failure::new(Reason::InvalidPluginOrder, message)
+        .details("put it before the plugins that change an interface (portmap, bandwidth, tuning)")
 }
 
-/// Whether another plugin ran before. Old plugins say so in their own argument (Coil v2).
-pub(super) fn is_chained(args: &CniArgs) -> bool {
-    let marked = args.args.get("IS_CHAINED").is_some_and(|value| value == "true");
-    marked || !args.interfaces.is_empty() || !args.ips.is_empty()
+/// Compares what the plugin before reported with what the kernel shows; the host's side is that plugin's.
+pub(super) fn check(context: &mut CheckContext) {
+    let previous = context.previous.take().unwrap_or_default();
+    let at = (context.key.ifname.as_str(), context.netns.as_path());
+    check::chained(at, &previous, &context.kernel, &mut context.differences);
+}
+
+/// The interface as the plugin before reported it.
+pub(super) fn interface(configuration: &[u8], ifname: &str) -> PodInterface {
+    let previous = Previous::of_configuration(configuration).ok().flatten();
+    let reported = previous.map(|previous| previous.addresses(ifname)).unwrap_or_default();
+    PodInterface { addresses: reported.into_iter().collect(), mtu: None }
 }
 
 /// The result of the plugin before, unchanged.
-fn pass_on(args: &CniArgs) -> Result<Vec<u8>, Failure> {
+pub(super) fn pass_on(configuration: &[u8]) -> Result<Vec<u8>, Failure> {
     let undecodable = |error: serde_json::Error| {
         Failure::new(Reason::InvalidNetworkConfig, "the network configuration cannot be decoded")
             .details(error)
     };
-    let previous = match args.stdin_data.trim_ascii() {
+    let previous = match configuration.trim_ascii() {
         [] => None,
         text => {
             let mut configuration: Value = serde_json::from_slice(text).map_err(undecodable)?;
@@ -64,40 +55,33 @@ fn pass_on(args: &CniArgs) -> Result<Vec<u8>, Failure> {
 mod tests {
     use super::*;
 
-    fn args(stdin: &str) -> CniArgs {
-        CniArgs { stdin_data: stdin.as_bytes().to_vec(), ..CniArgs::default() }
-    }
-
     #[test]
     fn the_result_of_the_plugin_before_is_passed_on_unchanged() {
         let stdin = r#"{"cniVersion": "0.4.0", "name": "n", "prevResult":
             {"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.1.0.2/24"}], "x": [1, {"y": null}]}}"#;
-        let passed: Value = serde_json::from_slice(&pass_on(&args(stdin)).unwrap()).unwrap();
+        let passed: Value = serde_json::from_slice(&pass_on(stdin.as_bytes()).unwrap()).unwrap();
         let given: Value = serde_json::from_str(stdin).unwrap();
         assert_eq!(passed, given["prevResult"]);
     }
 
     #[test]
-    fn without_a_plugin_before_there_is_nothing_to_pass_on() {
-        for nothing in ["", " \n", "{}", r#"{"prevResult": null}"#, r#"{"prevResult": 1}"#, "[]"] {
-            let refused = pass_on(&args(nothing)).unwrap_err();
-            assert!(refused.message.contains("after another plugin"), "{nothing}: {refused}");
-        }
-        assert!(pass_on(&args("{")).unwrap_err().message.contains("decoded"));
+    fn the_addresses_are_those_of_the_interface_in_the_container() {
+        let stdin = serde_json::json!({ "cniVersion": "1.0.0", "name": "n", "prevResult": {
+            "cniVersion": "1.0.0",
+            "interfaces": [{ "name": "veth1" }, { "name": "eth0", "sandbox": "/ns" }],
+            "ips": [{ "address": "10.20.30.40/24", "interface": 1 }, { "address": "10.9.9.9/24", "interface": 0 }],
+        } });
+        let addresses = ["10.20.30.40".parse().unwrap()].into_iter().collect();
+        let reported = PodInterface { addresses, mtu: None };
+        assert_eq!(interface(stdin.to_string().as_bytes(), "eth0"), reported);
     }
 
     #[test]
-    fn a_chain_is_recognized_by_any_of_its_marks() {
-        assert!(!is_chained(&CniArgs::default()));
-        let marked = |value: &str| CniArgs {
-            args: [("IS_CHAINED".to_owned(), value.to_owned())].into(),
-            ..CniArgs::default()
-        };
-        assert!(is_chained(&marked("true")) && !is_chained(&marked("false")));
-        assert!(is_chained(&CniArgs { ips: vec!["10.0.0.1".to_owned()], ..CniArgs::default() }));
-        assert!(is_chained(&CniArgs {
-            interfaces: [("eth0".to_owned(), true)].into(),
-            ..CniArgs::default()
-        }));
+    fn without_a_plugin_before_there_is_nothing_to_pass_on() {
+        for nothing in ["", " \n", "{}", r#"{"prevResult": null}"#, r#"{"prevResult": 1}"#, "[]"] {
+            let refused = pass_on(nothing.as_bytes()).unwrap_err();
+            assert!(refused.message.contains("after another plugin"), "{nothing}: {refused}");
+        }
+        assert!(pass_on(b"{").unwrap_err().message.contains("decoded"));
     }
 }

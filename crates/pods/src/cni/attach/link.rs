@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use fairlead_dataplane::pods::{self, PodSpec, Removal};
+use fairlead_dataplane::pods::{self, PodLinks, PodSpec, Removal};
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_ipam::Key;
 use tokio::time::timeout;
 
-use super::{AttachContext, CheckContext, Stage};
-use crate::cni::args::{Attachment, attachment};
+use super::{CheckContext, ConnectPod, PodAddresses, Stage};
+use crate::cni::attachment::Attachment;
 use crate::cni::failure::{Failure, Reason, blocking};
 use crate::cni::mtu::PodMtu;
 use crate::cni::{calico, check};
@@ -26,25 +26,27 @@ pub(in crate::cni) struct LinkStage {
 }
 
 #[tonic::async_trait]
-impl Stage for LinkStage {
-    async fn attach(&self, context: &mut AttachContext) -> Result<(), Failure> {
-        let Attachment { key, netns, namespace, pod, .. } = attachment(&context.args)?;
+impl ConnectPod for LinkStage {
+    async fn connect(&self, attachment: &Attachment, allocated: &PodAddresses) -> Result<PodLinks, Failure> {
+        let Attachment { key, netns, pod } = attachment.clone();
         let mtu = self.mtu.clone();
         let spec = PodSpec {
             container_id: key.container_id,
             ifname: key.ifname,
             netns,
-            pool: context.pool.clone(),
-            addresses: context.addresses,
+            pool: allocated.pool.clone(),
+            addresses: allocated.addresses,
             mtu: None,
-            link_name: self.calico_names.then(|| calico::link_name(&namespace, &pod)),
+            link_name: self.calico_names.then(|| calico::link_name(&pod.namespace, &pod.name)),
             ids: self.ids,
         };
         let add = move || pods::add(&PodSpec { mtu: mtu.value(), ..spec });
-        context.links = Some(blocking("setting up the pod's link", add).await??);
-        Ok(())
+        Ok(blocking("setting up the pod's link", add).await??)
     }
+}
 
+#[tonic::async_trait]
+impl Stage for LinkStage {
     async fn detach(&self, key: &Key) -> Result<(), Failure> {
         let Key { container_id, ifname } = key.clone();
         let find = move || Removal::find(&container_id, &ifname);

@@ -2,35 +2,34 @@
 
 use fairlead_ipam::Key;
 
-use super::{AttachContext, Stage};
-use crate::cni::args::network;
+use super::{RecordAttachment, Stage};
 use crate::cni::failure::{Failure, Reason};
 use crate::cni::records::Records;
 
 /// Records attachments, before the kernel has anything of them, so that GC finds also what a crash left.
 pub(in crate::cni) struct RecordStage {
     pub(in crate::cni) records: Records,
-    /// Whether to record the network too; GC removes only what is recorded there. `false` behind another plugin.
-    pub(in crate::cni) networks: bool,
+}
+
+impl RecordAttachment for RecordStage {
+    /// GC removes only what is recorded of its network: nothing is behind another plugin.
+    fn record(&self, key: &Key, network: Option<&str>) -> Result<(), Failure> {
+        // A DEL that is pending from before must not remove what is made now.
+        self.records.remove_pending(key).map_err(|error| {
+            let message = "cannot cancel a pending DEL of this container";
+            Failure::new(Reason::RecordsUnusable, message).details(error)
+        })?;
+        if let Some(network) = network
+            && let Err(error) = self.records.add(network, key)
+        {
+            tracing::warn!(container = key.container_id, %error, "GC will not find this attachment");
+        }
+        Ok(())
+    }
 }
 
 #[tonic::async_trait]
 impl Stage for RecordStage {
-    async fn attach(&self, context: &mut AttachContext) -> Result<(), Failure> {
-        // A DEL that is pending from before must not remove what is made now.
-        self.records.remove_pending(&context.key).map_err(|error| {
-            let message = "cannot cancel a pending DEL of this container";
-            Failure::new(Reason::RecordsUnusable, message).details(error)
-        })?;
-        let network = network(&context.args.stdin_data).filter(|_| self.networks);
-        if let Some(network) = network
-            && let Err(error) = self.records.add(&network, &context.key)
-        {
-            tracing::warn!(container = context.key.container_id, %error, "GC will not find this attachment");
-        }
-        Ok(())
-    }
-
     async fn detach(&self, key: &Key) -> Result<(), Failure> {
         if let Err(error) = self.records.remove(key).and_then(|()| self.records.remove_pending(key)) {
             tracing::warn!(container = key.container_id, %error, "a record of a removed attachment remains");

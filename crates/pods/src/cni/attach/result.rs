@@ -1,80 +1,60 @@
 //! The CNI result that ADD returns, of what the stages before made.
 
-use fairlead_ipam::Key;
+use fairlead_address::DualStackAddrs;
+use fairlead_dataplane::pods::PodLinks;
 use serde_json::{Value, json};
 
-use super::{AttachContext, CheckContext, Stage};
+use super::{Attachment, CheckContext};
 use crate::cni::check;
-use crate::cni::failure::Failure;
 
-/// The last stage.
-pub(in crate::cni) struct ResultStage;
-
-#[tonic::async_trait]
-impl Stage for ResultStage {
-    async fn attach(&self, context: &mut AttachContext) -> Result<(), Failure> {
-        context.result = result(context).to_string().into_bytes();
-        Ok(())
-    }
-
-    async fn detach(&self, _: &Key) -> Result<(), Failure> {
-        Ok(())
-    }
-
-    async fn check(&self, context: &mut CheckContext) -> Result<(), Failure> {
-        if let Some(previous) = &context.previous {
-            let at = (context.key.ifname.as_str(), context.netns.as_path());
-            check::as_reported(at, previous, &context.kernel, &mut context.differences);
-        }
-        Ok(())
+/// Compares what the last plugin reported with what the kernel shows.
+pub(super) fn check(context: &mut CheckContext) {
+    if let Some(previous) = &context.previous {
+        let at = (context.key.ifname.as_str(), context.netns.as_path());
+        check::as_reported(at, previous, &context.kernel, &mut context.differences);
     }
 }
 
 /// The container's interface first, as Coil has it; no gateways, no routes.
-fn result(context: &AttachContext) -> Value {
-    let ips: Vec<Value> = context
-        .addresses
+pub(super) fn result(attachment: &Attachment, addresses: &DualStackAddrs, links: &PodLinks) -> Value {
+    let ips: Vec<Value> = addresses
         .iter()
         .map(|ip| json!({ "address": format!("{ip}/{}", if ip.is_ipv4() { 32 } else { 128 }), "interface": 0 }))
         .collect();
-    let interfaces: Vec<Value> = context
-        .links
-        .iter()
-        .flat_map(|links| {
-            [
-                json!({
-                    "name": context.key.ifname, "mac": links.container_mac.to_string(),
-                    "sandbox": context.args.netns, "mtu": links.mtu,
-                }),
-                json!({ "name": links.host_name, "mac": links.host_mac.to_string(), "mtu": links.mtu }),
-            ]
-        })
-        .collect();
+    let interfaces = [
+        json!({
+            "name": attachment.key.ifname, "mac": links.container_mac.to_string(),
+            "sandbox": attachment.netns, "mtu": links.mtu,
+        }),
+        json!({ "name": links.host_name, "mac": links.host_mac.to_string(), "mtu": links.mtu }),
+    ];
     json!({ "cniVersion": "1.1.0", "interfaces": interfaces, "ips": ips })
 }
 
 #[cfg(test)]
 mod tests {
-    use fairlead_dataplane::pods::PodLinks;
+    use fairlead_ipam::Key;
+    use fairlead_ipam::check::Owner;
     use fairlead_netlink::route::MacAddress;
-    use fairlead_wire::cni::CniArgs;
 
     use super::*;
 
     #[test]
     fn the_containers_interface_comes_first_and_has_the_addresses() {
-        let (container_id, ifname, netns) = ("c".to_owned(), "eth0".to_owned(), "/ns".to_owned());
-        let mut context =
-            AttachContext::new(CniArgs { container_id, ifname, netns, ..CniArgs::default() }).unwrap();
-        context.addresses = ["10.1.0.5", "fd00:1::5"].map(|text| text.parse().unwrap()).into_iter().collect();
-        context.links = Some(PodLinks {
+        let attachment = Attachment {
+            key: Key { container_id: "c".to_owned(), ifname: "eth0".to_owned() },
+            netns: "/ns".into(),
+            pod: Owner { namespace: "shop".to_owned(), name: "web".to_owned(), uid: None },
+        };
+        let addresses = ["10.1.0.5", "fd00:1::5"].map(|text| text.parse().unwrap()).into_iter().collect();
+        let links = PodLinks {
             container_mac: MacAddress([2, 0, 0, 0, 0, 1]),
             container_index: 2,
             host_name: "veth1".to_owned(),
             host_mac: MacAddress([2, 0, 0, 0, 0, 2]),
             host_index: 7,
             mtu: 1420,
-        });
+        };
         let expected = json!({
             "cniVersion": "1.1.0",
             "interfaces": [
@@ -83,6 +63,6 @@ mod tests {
             ],
             "ips": [{"address": "10.1.0.5/32", "interface": 0}, {"address": "fd00:1::5/128", "interface": 0}],
         });
-        assert_eq!(result(&context), expected);
+        assert_eq!(result(&attachment, &addresses, &links), expected);
     }
 }
