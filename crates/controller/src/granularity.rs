@@ -55,22 +55,26 @@ pub(crate) async fn run(
     loop {
         if let Some(mesh) = WireKubeMesh::selected(&meshes.state()) {
             let waits_for = waits_for(mesh, &nodes.state(), &peers.state());
-            if let Some(message) = patience.message(mesh, &waits_for, Instant::now()) {
-                tell(&api, &events, mesh, message).await;
+            if let Some(progress) = patience.progress(mesh, &waits_for, Instant::now()) {
+                tell(&api, &events, mesh, progress).await;
             }
         }
         changes.next().await;
     }
 }
 
-/// Writes the status of the mesh; with a message, an Event as well.
-async fn tell(
-    api: &Api<WireKubeMesh>,
-    events: &EventPublisher,
-    mesh: &WireKubeMesh,
-    message: Option<String>,
-) {
-    let patch = status(mesh, message.as_deref(), jiff::Timestamp::now());
+/// Progress of a change of the granularity, as the status says it.
+#[derive(Debug, PartialEq, Eq)]
+enum Progress {
+    /// The granularity of the spec is in use.
+    InUse,
+    /// Nodes keep it from that; the message names them.
+    Pending(String),
+}
+
+/// Writes the status of the mesh; of a change that is pending, an Event as well.
+async fn tell(api: &Api<WireKubeMesh>, events: &EventPublisher, mesh: &WireKubeMesh, progress: Progress) {
+    let patch = status(mesh, &progress, jiff::Timestamp::now());
     let parameters = PatchParams::apply(MANAGER).force();
     let name = mesh.name_any();
     match api.patch_status(&name, &parameters, &Patch::Apply(&patch)).await {
@@ -78,9 +82,13 @@ async fn tell(
         Err(error) if is_stale(&error) => {}
         Err(error) => tracing::warn!(mesh = name, %error, "cannot write the granularity; retrying"),
     }
-    if let Some(note) = message {
-        let (regarding, action) = (mesh.object_ref(&()), "ChangeGranularity");
-        events.warn(PendingEvent { regarding, reason: "GranularityPending", action, note });
+    if let Progress::Pending(note) = progress {
+        events.warn(PendingEvent {
+            regarding: mesh.object_ref(&()),
+            reason: "GranularityPending",
+            action: "ChangeGranularity",
+            note,
+        });
     }
 }
 
@@ -123,16 +131,15 @@ struct Patience {
 }
 
 impl Patience {
-    /// What the status is to say: `Some(None)` that the granularity of the spec is in use, `Some(Some(..))` which nodes keep it from that, and
-    /// `None` what it says.
-    fn message(&mut self, mesh: &WireKubeMesh, waits_for: &[String], now: Instant) -> Option<Option<String>> {
+    /// Progress that the status is to say; `None` if it says so already, or does not yet.
+    fn progress(&mut self, mesh: &WireKubeMesh, waits_for: &[String], now: Instant) -> Option<Progress> {
         let present = mesh.status.clone().unwrap_or_default();
         let wanted = mesh.wanted_granularity();
         if waits_for.is_empty() {
             *self = Self::default();
             let waited =
                 present.conditions.iter().any(|it| it.type_ == GRANULARITY_IN_USE && it.status == "False");
-            return (present.granularity != Some(wanted) || waited).then_some(None);
+            return (present.granularity != Some(wanted) || waited).then_some(Progress::InUse);
         }
         let since = self.since.filter(|(granularity, _)| *granularity == wanted).unwrap_or((wanted, now));
         if self.since.replace(since) != Some(since) {
@@ -149,7 +156,7 @@ impl Patience {
             return None;
         }
         self.said = Some(now);
-        Some(Some(message))
+        Some(Progress::Pending(message))
     }
 }
 
@@ -164,15 +171,17 @@ fn message(mesh: &str, in_use: Granularity, wanted: Granularity, waits_for: &[St
 }
 
 /// What to apply. Pure.
-fn status(mesh: &WireKubeMesh, message: Option<&str>, now: jiff::Timestamp) -> Value {
+fn status(mesh: &WireKubeMesh, progress: &Progress, now: jiff::Timestamp) -> Value {
     let present = mesh.status.clone().unwrap_or_default();
     let wanted = mesh.wanted_granularity();
-    let (in_use, reason) = match message {
-        Some(_) => (present.granularity.unwrap_or(wanted), "NodesNotPrepared"),
-        None => (wanted, "NodesPrepared"),
+    let (in_use, reason, message) = match progress {
+        Progress::InUse => (wanted, "NodesPrepared", format!("granularity {} is in use", wanted.as_str())),
+        Progress::Pending(message) => {
+            (present.granularity.unwrap_or(wanted), "NodesNotPrepared", message.clone())
+        }
     };
-    let said = message.map_or_else(|| format!("granularity {} is in use", wanted.as_str()), str::to_owned);
-    let finding = Finding { type_: GRANULARITY_IN_USE, holds: message.is_none(), reason, message: said };
+    let holds = *progress == Progress::InUse;
+    let finding = Finding { type_: GRANULARITY_IN_USE, holds, reason, message };
     let condition = condition(&present.conditions, finding, mesh.metadata.generation, Time(now));
     json!({
         "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubeMesh", "metadata": { "name": mesh.name_any() },
@@ -240,22 +249,24 @@ mod tests {
         let (mut patience, start) = (Patience::default(), Instant::now());
         let mut mesh = mesh("location", &json!({ "granularity": "full" }));
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        assert_eq!(patience.message(&mesh, &names(&["a", "b"]), start), None);
+        assert_eq!(patience.progress(&mesh, &names(&["a", "b"]), start), None);
         let at = start + PATIENCE;
-        let message = patience.message(&mesh, &names(&["a", "b"]), at).unwrap().unwrap();
+        let progress = patience.progress(&mesh, &names(&["a", "b"]), at).unwrap();
+        let Progress::Pending(message) = &progress else { panic!("{progress:?}") };
         assert!(message.contains("full stays in use") && message.contains("location: a, b;"), "{message}");
-        let written = status(&mesh, Some(&message), jiff::Timestamp::UNIX_EPOCH);
+        let written = status(&mesh, &progress, jiff::Timestamp::UNIX_EPOCH);
         assert_eq!(written["status"]["granularity"], "full");
         assert_eq!(written["status"]["conditions"][0]["status"], "False");
         mesh.status = serde_json::from_value(written["status"].clone()).unwrap();
-        assert_eq!(patience.message(&mesh, &names(&["b"]), at + SECOND), None, "every node reads it");
-        assert_eq!(patience.message(&mesh, &names(&["a", "b"]), at + PATIENCE), None, "said");
-        assert!(patience.message(&mesh, &names(&["b"]), at + PATIENCE).unwrap().is_some());
-        assert_eq!(patience.message(&mesh, &[], at), Some(None));
-        let written = status(&mesh, None, jiff::Timestamp::UNIX_EPOCH);
+        assert_eq!(patience.progress(&mesh, &names(&["b"]), at + SECOND), None, "every node reads it");
+        assert_eq!(patience.progress(&mesh, &names(&["a", "b"]), at + PATIENCE), None, "said");
+        let later = patience.progress(&mesh, &names(&["b"]), at + PATIENCE);
+        assert!(matches!(later, Some(Progress::Pending(_))));
+        assert_eq!(patience.progress(&mesh, &[], at), Some(Progress::InUse));
+        let written = status(&mesh, &Progress::InUse, jiff::Timestamp::UNIX_EPOCH);
         assert_eq!(written["status"]["granularity"], "location");
         mesh.status = serde_json::from_value(written["status"].clone()).unwrap();
-        assert_eq!(patience.message(&mesh, &[], at), None);
+        assert_eq!(patience.progress(&mesh, &[], at), None);
         assert_eq!(mesh.status.unwrap().conditions[0].status, "True");
     }
 

@@ -4,8 +4,10 @@
 //! with its sessions. Callers compare [`WireGuardDevice::state`] with the desired configuration
 //! (`DeviceState::change_of`) and pass the difference to [`WireGuardDevice::change`].
 
+use std::fmt;
+
 use fairlead_api::names::NFT_TABLE_PATH_SOCKET;
-use fairlead_netlink::route::{self, RouteSocket};
+use fairlead_netlink::route::{self, Link, RouteSocket};
 use fairlead_netlink::wireguard as kernel;
 pub use fairlead_tunnel::{PathDatagram, PathSocketStats, PendingHandover};
 
@@ -30,10 +32,8 @@ pub use path_socket::{PathSocket, PathSocketFailure, PathSocketHealth, PortAcces
 pub fn open(settings: &Settings) -> Result<Box<dyn WireGuardDevice>, Error> {
     let mut links = RouteSocket::open()?;
     let present = links.link_by_name(&settings.interface)?;
-    let device: Box<dyn WireGuardDevice> = match candidate(
-        settings,
-        present.as_ref().map(|link| link.kind.as_deref()),
-    )? {
+    let kind = present.as_ref().map(LinkKind::from);
+    let device: Box<dyn WireGuardDevice> = match candidate(settings, kind)? {
         Backend::Kernel => match kernel::WireGuard::open() {
             Ok(family) => Box::new(in_kernel::Device::open(settings, family, &mut links, present.is_some())?),
             Err(error) if error.is_unsupported() && settings.preference == Preference::Auto => {
@@ -61,15 +61,39 @@ pub fn check_embedded() -> Result<(), Error> {
     Ok(fairlead_tunnel::Device::check()?)
 }
 
-/// Which implementation to try, given the kind of the existing link of this name; hardware has no kind.
-fn candidate(settings: &Settings, present: Option<Option<&str>>) -> Result<Backend, Error> {
+/// Kind of a link: hardware has no name of one.
+#[derive(Debug, Clone, Copy)]
+enum LinkKind<'a> {
+    Hardware,
+    Of(&'a str),
+}
+
+impl<'a> From<&'a Link> for LinkKind<'a> {
+    fn from(link: &'a Link) -> Self {
+        link.kind.as_deref().map_or(Self::Hardware, Self::Of)
+    }
+}
+
+impl fmt::Display for LinkKind<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hardware => formatter.write_str("hardware"),
+            Self::Of(kind) => write!(formatter, "of kind {kind}"),
+        }
+    }
+}
+
+/// Chooses the implementation to try, given the kind of the existing link of this name.
+fn candidate(settings: &Settings, present: Option<LinkKind<'_>>) -> Result<Backend, Error> {
     match (settings.preference, present) {
-        (Preference::Auto | Preference::Kernel, None | Some(Some(kernel::KIND))) => Ok(Backend::Kernel),
-        (Preference::Auto | Preference::Embedded, Some(Some(embedded::KIND)))
+        (Preference::Auto | Preference::Kernel, None | Some(LinkKind::Of(kernel::KIND))) => {
+            Ok(Backend::Kernel)
+        }
+        (Preference::Auto | Preference::Embedded, Some(LinkKind::Of(embedded::KIND)))
         | (Preference::Embedded, None) => Ok(Backend::Embedded),
         (preference, Some(kind)) => Err(Error::Foreign {
             interface: settings.interface.clone(),
-            kind: kind.map_or_else(|| "hardware".to_owned(), |kind| format!("of kind {kind}")),
+            kind: kind.to_string(),
             wanted: if preference == Preference::Embedded { Backend::Embedded } else { Backend::Kernel },
         }),
     }
@@ -108,7 +132,7 @@ mod tests {
             preference,
             handover_socket: None,
         };
-        let (wireguard, tun, bridge) = (Some("wireguard"), Some("tun"), Some("bridge"));
+        let [wireguard, tun, bridge] = ["wireguard", "tun", "bridge"].map(LinkKind::Of);
         for (preference, present, expected) in [
             (Preference::Auto, None, Some(Kernel)),
             (Preference::Auto, Some(wireguard), Some(Kernel)),
@@ -120,7 +144,7 @@ mod tests {
             (Preference::Embedded, Some(tun), Some(Embedded)),
             (Preference::Embedded, Some(wireguard), None),
             (Preference::Auto, Some(bridge), None),
-            (Preference::Auto, Some(None), None),
+            (Preference::Auto, Some(LinkKind::Hardware), None),
         ] {
             let chosen = candidate(&settings(preference), present);
             assert_eq!(chosen.as_ref().ok().copied(), expected, "{preference:?} {present:?}");

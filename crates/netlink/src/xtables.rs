@@ -145,11 +145,13 @@ fn number(buffer: &[u8], at: usize) -> Option<usize> {
 
 /// `first` is where the chain begins, `policy` its last entry.
 fn parse(layout: &Layout, entries: &[u8], first: usize, policy: usize, mark: u32) -> Option<LegacyForward> {
-    let drops = verdict(layout, entries.get(policy..)?)? == Some(DROP);
-    let (mut at, mut accepts_mark) = (first, false);
+    let drops = target(layout, entries.get(policy..)?)? == Target::Verdict(DROP);
+    let mut at = first;
+    let mut accepts_mark = false;
     while at < policy {
         let entry = entries.get(at..)?;
-        accepts_mark |= verdict(layout, entry)? == Some(ACCEPT) && is_for_mark(layout, entry, mark)?;
+        accepts_mark |=
+            target(layout, entry)? == Target::Verdict(ACCEPT) && is_for_mark(layout, entry, mark)?;
         let length = usize::from(u16::from_ne_bytes(bytes(entry, layout.target_offset.checked_add(2)?)?));
         if length == 0 {
             return None;
@@ -163,11 +165,18 @@ fn target_offset(layout: &Layout, entry: &[u8]) -> Option<usize> {
     bytes(entry, layout.target_offset).map(u16::from_ne_bytes).map(usize::from)
 }
 
-/// That of the standard target, whose name is empty; `Some(None)` for another target.
-fn verdict(layout: &Layout, entry: &[u8]) -> Option<Option<i32>> {
+/// Target of an entry.
+#[derive(PartialEq, Eq)]
+enum Target {
+    Other,
+    /// Of the standard target, whose name is empty.
+    Verdict(i32),
+}
+
+fn target(layout: &Layout, entry: &[u8]) -> Option<Target> {
     let target = entry.get(target_offset(layout, entry)?..)?;
     let verdict = i32::from_ne_bytes(bytes(target, PART_HEADER)?);
-    Some((*target.get(2)? == 0).then_some(verdict))
+    Some(if *target.get(2)? == 0 { Target::Verdict(verdict) } else { Target::Other })
 }
 
 /// Whether the mark is the entry's only condition.

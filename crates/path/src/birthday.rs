@@ -42,6 +42,7 @@ use attempt::{Attempt, Stage};
 use kept::Kept;
 use limits::{MAX_ATTEMPT, MAX_SILENCE};
 use listening::Listening;
+use measuring::PeerPorts;
 use record::Record;
 use searching::Searching;
 
@@ -160,7 +161,7 @@ impl Birthdays {
     pub(crate) fn start(&mut self, now: Duration, peer: PublicKey, target: SocketAddr) -> bool {
         let Some(side) = self.peers.get(&peer).map(|record| record.side) else { return false };
         if side == BirthdaySide::BothSymmetric {
-            return self.attempt.is_none() && self.measure(now, peer, target, None);
+            return self.attempt.is_none() && self.measure(now, peer, target, PeerPorts::NotTold);
         }
         if self.attempt.is_some() || !self.take_budget(now, SOCKETS.into()) {
             return false;
@@ -189,7 +190,7 @@ impl Birthdays {
                 }
                 Stage::Following(following) => following.hear(now),
                 Stage::Listening(_) => {}
-                Stage::Measuring(measuring) => measuring.their = Some(ports),
+                Stage::Measuring(measuring) => measuring.their = PeerPorts::Told(ports),
                 Stage::Searching(searching) => {
                     searching.hear(now);
                     if attempt.next_ask.is_none() {
@@ -202,7 +203,7 @@ impl Birthdays {
         let record = self.peers.get(&peer).copied().filter(|record| record.accepts <= now);
         match (record.map(|record| record.side), target) {
             (Some(BirthdaySide::BothSymmetric), Some(target)) if self.has_sockets => {
-                self.measure(now, peer, target, Some(ports));
+                self.measure(now, peer, target, PeerPorts::Told(ports));
             }
             (Some(side @ BirthdaySide::PortRestricted), Some(target))
                 if self.take_budget(now, ports::MAX_REQUESTS) =>

@@ -172,12 +172,20 @@ impl Received {
     }
 }
 
+/// Keys of the probes of a peer, derived when first needed.
+#[derive(Debug)]
+enum PeerKeys {
+    NotDerived,
+    /// The public key of the peer gives no shared secret.
+    None,
+    Derived(ProbeKeys),
+}
+
 /// What this node remembers of one peer's probes.
 #[derive(Debug)]
 struct Correspondent {
     tag: SenderTag,
-    /// Derived when first needed; `None` inside for a key without a shared secret.
-    keys: Option<Option<ProbeKeys>>,
+    keys: PeerKeys,
     received: Received,
     /// Requests over paths that have not answered lately; full while `None`.
     unproven: Option<TokenBucket<Duration>>,
@@ -216,7 +224,7 @@ impl Probing {
         self.by_tag.clear();
         for (peer, known) in &mut self.peers {
             known.tag = SenderTag::new(&peer.0, &self.identity.public_key.0);
-            known.keys = None;
+            known.keys = PeerKeys::NotDerived;
             self.by_tag.insert(known.tag, *peer);
         }
     }
@@ -229,7 +237,12 @@ impl Probing {
     pub(crate) fn add_peer(&mut self, peer: PublicKey) {
         let tag = SenderTag::new(&peer.0, &self.identity.public_key.0);
         self.by_tag.insert(tag, peer);
-        let new = || Correspondent { tag, keys: None, received: Received::default(), unproven: None };
+        let new = || Correspondent {
+            tag,
+            keys: PeerKeys::NotDerived,
+            received: Received::default(),
+            unproven: None,
+        };
         self.peers.entry(peer).or_insert_with(new);
     }
 
@@ -369,9 +382,15 @@ impl Probing {
     }
 
     fn keys(&mut self, peer: &PublicKey) -> Option<&ProbeKeys> {
-        let private = &self.identity.private_key.0;
-        let derive = || ProbeKeys::derive(private, &peer.0, None);
-        self.peers.get_mut(peer)?.keys.get_or_insert_with(derive).as_ref()
+        let keys = &mut self.peers.get_mut(peer)?.keys;
+        if matches!(keys, PeerKeys::NotDerived) {
+            let derived = ProbeKeys::derive(&self.identity.private_key.0, &peer.0, None);
+            *keys = derived.map_or(PeerKeys::None, PeerKeys::Derived);
+        }
+        match keys {
+            PeerKeys::Derived(keys) => Some(keys),
+            PeerKeys::None | PeerKeys::NotDerived => None,
+        }
     }
 }
 

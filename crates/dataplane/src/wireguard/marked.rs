@@ -10,7 +10,7 @@ use fairlead_netlink::route::{self, RouteSocket};
 use fairlead_netlink::wireguard::{WireGuard, add_link};
 
 use super::in_kernel::narrow;
-use super::{Backend, Error, Preference, Settings, candidate, embedded};
+use super::{Backend, Error, LinkKind, Preference, Settings, candidate, embedded};
 
 /// A device that is ours by the alias of its link.
 pub struct MarkedDevice {
@@ -37,7 +37,7 @@ impl MarkedDevice {
         if present.as_ref().is_some_and(|link| link.alias.as_deref() != Some(alias)) {
             return Err(Error::NotOurs { interface: settings.interface.clone(), alias: alias.to_owned() });
         }
-        let kind = present.as_ref().map(|link| link.kind.as_deref());
+        let kind = present.as_ref().map(LinkKind::from);
         let implementation = match candidate(settings, kind)? {
             Backend::Embedded => embedded(settings)?,
             Backend::Kernel => match WireGuard::open() {

@@ -10,7 +10,7 @@ use fairlead_wire::probe::PortSequence;
 use fairlead_wire::stun::parse_response;
 
 use super::following::Following;
-use super::measuring::{self, Measuring};
+use super::measuring::{self, Measuring, PeerPorts};
 use super::record::BirthdaySide;
 use super::searching::Searching;
 use super::{Action, Attempt, Birthdays, Stage, ports};
@@ -29,13 +29,13 @@ impl Birthdays {
         self.measured.as_deref().unwrap_or_default()
     }
 
-    /// Begins an attempt; `their` is what the peer has said already, if it asked. Whether the budget allows it.
+    /// Begins an attempt. Whether the budget allows it.
     pub(super) fn measure(
         &mut self,
         now: Duration,
         peer: PublicKey,
         target: SocketAddr,
-        their: Option<Option<PortSequence>>,
+        their: PeerPorts,
     ) -> bool {
         let is_allowed = self.take_budget(now, measuring::SOCKETS.into());
         if is_allowed {
@@ -81,7 +81,7 @@ impl Birthdays {
         }
         (attempt.began, attempt.next_ask, attempt.stage) = (now, Some(now), Stage::Asking);
         self.actions.push_back(Action::Close);
-        if let Some(their) = their {
+        if let PeerPorts::Told(their) = their {
             self.try_ports(now, their);
         }
     }

@@ -27,18 +27,28 @@ pub(super) struct Measuring {
     pending: BTreeMap<TransactionId, u16>,
     /// The port of each socket's mapping.
     observed: BTreeMap<u16, u16>,
-    /// What the peer has said already, if it did: whether its ports follow a sequence.
-    pub(super) their: Option<Option<PortSequence>>,
+    pub(super) their: PeerPorts,
+}
+
+/// Ports that the peer's NAT gives out next, as the peer has told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PeerPorts {
+    /// The peer has told nothing yet.
+    NotTold,
+    /// `None` if they follow no sequence.
+    Told(Option<PortSequence>),
 }
 
 impl Measuring {
-    pub(super) fn new(
-        now: Duration,
-        server: Option<SocketAddr>,
-        their: Option<Option<PortSequence>>,
-    ) -> Self {
-        let (pending, observed) = (BTreeMap::new(), BTreeMap::new());
-        Self { since: now, server, has_sent: false, pending, observed, their }
+    pub(super) fn new(now: Duration, server: Option<SocketAddr>, their: PeerPorts) -> Self {
+        Self {
+            since: now,
+            server,
+            has_sent: false,
+            pending: BTreeMap::new(),
+            observed: BTreeMap::new(),
+            their,
+        }
     }
 
     /// The requests to send now: socket, server and transaction. They leave in the order of the sockets.

@@ -73,6 +73,16 @@ struct Step {
     short: usize,
 }
 
+/// Answer as a search takes it.
+enum Answer {
+    /// The search goes on.
+    Expected,
+    /// It answers no request of the search.
+    Foreign,
+    /// It ends the search.
+    Last(Outcome),
+}
+
 /// What becomes of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
@@ -104,15 +114,18 @@ impl Search {
         self.step = Step { began: now, ..Step::default() };
     }
 
-    /// Takes an answer to one of its requests. Whether it was.
-    fn handle_answer(&mut self, now: Duration, transaction: TransactionId) -> Option<Option<Outcome>> {
-        let at = self.step.pending.iter().position(|(pending, _)| *pending == transaction)?;
+    /// Takes an answer to one of its requests.
+    fn handle_answer(&mut self, now: Duration, transaction: TransactionId) -> Answer {
+        let mut pending = self.step.pending.iter();
+        let Some(at) = pending.position(|(pending, _)| *pending == transaction) else {
+            return Answer::Foreign;
+        };
         let (_, is_long) = self.step.pending.swap_remove(at);
         if is_long {
-            return Some(self.passed(now));
+            return self.passed(now).map_or(Answer::Expected, Answer::Last);
         }
         self.step.short = self.step.short.saturating_add(1);
-        Some(None)
+        Answer::Expected
     }
 
     /// The length that was asked for passes.
@@ -251,11 +264,14 @@ impl PathMtu {
         transaction: TransactionId,
     ) -> Option<bool> {
         let search = self.search.as_mut().filter(|search| search.address == from)?;
-        let outcome = search.handle_answer(now, transaction)?;
-        if let Some(outcome) = outcome {
-            self.conclude(now, outcome);
+        match search.handle_answer(now, transaction) {
+            Answer::Expected => Some(false),
+            Answer::Foreign => None,
+            Answer::Last(outcome) => {
+                self.conclude(now, outcome);
+                Some(outcome == Outcome::Full)
+            }
         }
-        Some(outcome == Some(Outcome::Full))
     }
 
     fn conclude(&mut self, now: Duration, outcome: Outcome) {
@@ -303,7 +319,7 @@ mod tests {
                     if lost() || is_long && search.asks > limit {
                         continue;
                     }
-                    if let Some(Some(outcome)) = search.handle_answer(now, transaction) {
+                    if let Answer::Last(outcome) = search.handle_answer(now, transaction) {
                         return (outcome, requests);
                     }
                 }

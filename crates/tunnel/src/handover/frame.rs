@@ -177,13 +177,18 @@ fn write_path(path: &Path, bytes: &mut Vec<u8>) {
 }
 
 fn read_path(bytes: &mut &[u8]) -> Option<Path> {
-    let ip = read_ip(bytes)??;
+    let [family] = take(bytes)?;
+    let ip = read_ip(family, bytes)?;
     let port = u16::from_be_bytes(take(bytes)?);
     let remote = match ip {
         IpAddr::V4(_) => SocketAddr::new(ip, port),
         IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, u32::from_be_bytes(take(bytes)?)).into(),
     };
-    Some(Path { remote, local: read_ip(bytes)? })
+    let local = match take(bytes)? {
+        [0] => None,
+        [family] => Some(read_ip(family, bytes)?),
+    };
+    Some(Path { remote, local })
 }
 
 /// The family (0 for none) and the octets.
@@ -201,12 +206,10 @@ fn write_ip(ip: Option<IpAddr>, bytes: &mut Vec<u8>) {
     }
 }
 
-fn read_ip(bytes: &mut &[u8]) -> Option<Option<IpAddr>> {
-    let [family] = take(bytes)?;
+fn read_ip(family: u8, bytes: &mut &[u8]) -> Option<IpAddr> {
     match family {
-        0 => Some(None),
-        4 => Some(Some(IpAddr::from(take::<4>(bytes)?))),
-        6 => Some(Some(IpAddr::from(take::<16>(bytes)?))),
+        4 => Some(IpAddr::from(take::<4>(bytes)?)),
+        6 => Some(IpAddr::from(take::<16>(bytes)?)),
         _ => None,
     }
 }

@@ -28,27 +28,27 @@ impl Pump {
     pub(super) fn read_network(&mut self, ready: [bool; 2], receiver: &mut Receiver, now: Now) {
         let Some(sockets) = self.sockets.clone() else { return };
         for (socket, _) in sockets.descriptors().zip(ready).filter(|(_, is_ready)| *is_ready) {
-            self.read_socket(socket, receiver, now, |_| Some(None));
+            self.read_socket((socket, None), receiver, now, |_| true);
         }
     }
 
     /// Reads the sockets beside the port. One that is kept receives from its endpoint only.
     pub(super) fn read_extra(&mut self, receiver: &mut Receiver, now: Now) {
         for ReadySocket { socket, number, remote } in self.path_port.ready() {
-            self.read_socket(socket.as_fd(), receiver, now, |path| {
-                (number.is_some() || remote == Some(path.remote)).then_some(number)
+            self.read_socket((socket.as_fd(), number), receiver, now, |path| {
+                number.is_some() || remote == Some(path.remote)
             });
         }
     }
 
-    /// Reads one socket. `number` says which of the sockets beside the port it is, `Some(None)` for the port itself, and `None` if what came
-    /// this way is to be ignored.
+    /// Reads one socket, which is the port itself if it has no number among the sockets beside it. What came another way than `is_wanted` says
+    /// is ignored.
     fn read_socket(
         &mut self,
-        socket: BorrowedFd<'_>,
+        (socket, number): (BorrowedFd<'_>, Option<u16>),
         receiver: &mut Receiver,
         now: Now,
-        number: impl Fn(&Path) -> Option<Option<u16>>,
+        is_wanted: impl Fn(&Path) -> bool,
     ) {
         for _ in 0..MAX_READS {
             let received = match receiver.receive(socket) {
@@ -57,7 +57,9 @@ impl Pump {
                 // No datagram waits, or reading has cleared an ICMP error.
                 Err(_) => break,
             };
-            let Some(number) = number(&received.path) else { continue };
+            if !is_wanted(&received.path) {
+                continue;
+            }
             if let Some(session) = self.engine.session_of_all(&received, now.instant) {
                 let parts = (received.path, received.ecn, received.bytes.len(), received.length);
                 self.received.keep(receiver, parts, session);

@@ -91,13 +91,20 @@ impl Network {
     /// The same for what happens to messages under way.
     fn operate_network(&mut self, operation: u8, flag: bool, input: &mut Input<'_>) -> Option<()> {
         match operation {
-            7 => drop(self.take_message(input)?),
+            7 => {
+                let at = self.choose_message(input)?;
+                self.take_message(at);
+            }
             8 => {
-                let repeated = self.message(input)?.cloned();
+                let at = self.choose_message(input)?;
+                let repeated = self.world.under_way.get(at).cloned();
                 self.world.under_way.extend(repeated);
             }
             9 => {
-                let (message, at, change) = (self.message(input)?, input.byte()?, input.byte()?);
+                let chosen = self.choose_message(input)?;
+                let at = input.byte()?;
+                let change = input.byte()?;
+                let message = self.world.under_way.get_mut(chosen);
                 if let Some((_, message)) = message.filter(|(_, message)| !message.is_empty()) {
                     let at = usize::from(at) % message.len();
                     message[at] ^= change;
@@ -106,7 +113,8 @@ impl Network {
             10 => self.sign(input)?,
             11 => self.flood(input, flag)?,
             12 => {
-                if let Some((to, message)) = self.take_message(input)? {
+                let at = self.choose_message(input)?;
+                if let Some((to, message)) = self.take_message(at) {
                     self.deliver(to, &message);
                 }
             }
@@ -119,15 +127,13 @@ impl Network {
         Some(())
     }
 
-    /// A message under way, which the next byte chooses; none if there is none.
-    fn message(&mut self, input: &mut Input<'_>) -> Option<Option<&mut (usize, Vec<u8>)>> {
-        let at = usize::from(input.byte()?) % self.world.under_way.len().max(1);
-        Some(self.world.under_way.get_mut(at))
+    /// Index of a message under way, which the next byte chooses; of none if there is none.
+    fn choose_message(&self, input: &mut Input<'_>) -> Option<usize> {
+        Some(usize::from(input.byte()?) % self.world.under_way.len().max(1))
     }
 
-    fn take_message(&mut self, input: &mut Input<'_>) -> Option<Option<(usize, Vec<u8>)>> {
-        let at = usize::from(input.byte()?) % self.world.under_way.len().max(1);
-        Some((at < self.world.under_way.len()).then(|| self.world.under_way.remove(at)))
+    fn take_message(&mut self, at: usize) -> Option<(usize, Vec<u8>)> {
+        (at < self.world.under_way.len()).then(|| self.world.under_way.remove(at))
     }
 
     /// As for a device: handshake messages pass the limiter first.
@@ -178,7 +184,8 @@ impl Network {
 
     /// An attacker signs a message under way that was changed.
     fn sign(&mut self, input: &mut Input<'_>) -> Option<()> {
-        if let Some((to, message)) = self.message(input)?.cloned()
+        let at = self.choose_message(input)?;
+        if let Some((to, message)) = self.world.under_way.get(at).cloned()
             && let Some(signed) = self.signed(to, &message)
         {
             self.world.under_way.push((to, signed));
@@ -188,7 +195,8 @@ impl Network {
 
     /// The same message comes so often that its sender has to answer with a cookie.
     fn flood(&mut self, input: &mut Input<'_>, is_v6: bool) -> Option<()> {
-        if let Some((to, message)) = self.message(input)?.cloned() {
+        let at = self.choose_message(input)?;
+        if let Some((to, message)) = self.world.under_way.get(at).cloned() {
             let _ = (0..FLOOD).find(|_| self.ask(to, is_v6, &message) != Verdict::Accept);
         }
         Some(())
