@@ -81,11 +81,20 @@ pub struct Owner {
 struct NodeClaims {
     stream: Option<StreamId>,
     revision: u64,
-    /// The stream has sent all clients.
-    has_all: bool,
-    /// Some stream has.
-    was_complete: bool,
+    listing: Listing,
     claims: BTreeMap<String, Claim>,
+}
+
+/// Whether a node program has sent all of its clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Listing {
+    /// The stream has.
+    Complete,
+    /// No stream has.
+    #[default]
+    Never,
+    /// An earlier stream has, and this one has not yet.
+    Outdated,
 }
 
 #[derive(Debug)]
@@ -154,7 +163,9 @@ impl Registry {
         let of_node = self.nodes.entry(node.to_owned()).or_default();
         of_node.stream = Some(stream);
         of_node.revision = 0;
-        of_node.has_all = false;
+        if of_node.listing == Listing::Complete {
+            of_node.listing = Listing::Outdated;
+        }
         stream
     }
 
@@ -197,11 +208,12 @@ impl Registry {
             Update::All(all) => {
                 let stays: BTreeSet<&str> = all.iter().map(|client| client.uid.as_str()).collect();
                 of_node.claims.retain(|uid, _| stays.contains(uid.as_str()));
-                of_node.has_all = true;
-                of_node.was_complete = true;
+                of_node.listing = Listing::Complete;
                 all
             }
-            Update::Change(..) if !of_node.has_all => return Err(ProtocolError::ChangeFirst),
+            Update::Change(..) if of_node.listing != Listing::Complete => {
+                return Err(ProtocolError::ChangeFirst);
+            }
             Update::Change(set, removed) => {
                 removed.iter().for_each(|uid| drop(of_node.claims.remove(uid)));
                 set
@@ -361,7 +373,8 @@ impl Registry {
 
     /// Whether the node program that has this client may not have said so yet.
     fn may_be_claimed(&self, address: IpAddr) -> bool {
-        let is_open = |node: &str| !self.nodes.get(node).is_some_and(|of_node| of_node.was_complete);
+        let is_open =
+            |node: &str| self.nodes.get(node).is_none_or(|of_node| of_node.listing == Listing::Never);
         let mut nodes = self.facts.nodes_of(address).peekable();
         if nodes.peek().is_none() { !self.is_grace_over } else { nodes.any(is_open) }
     }

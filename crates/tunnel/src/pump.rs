@@ -21,7 +21,7 @@ use crate::offload::{self, Merger};
 use crate::outbox::Outbox;
 use crate::path_socket::PathPort;
 use crate::received::ReceivedBatches;
-use crate::tun::Tun;
+use crate::tun::{Offloads, Tun};
 use crate::udp::{Receiver, Sockets};
 use crate::workers::Workers;
 use crate::{Error, Settings};
@@ -114,7 +114,7 @@ impl Pump {
             handover: Handover::None,
             inbox,
             received: ReceivedBatches::default(),
-            merger: Merger::new(offloads.udp),
+            merger: Merger::new(offloads == Offloads::HeaderAndUdp),
             packets: Vec::new(),
         }
     }

@@ -41,13 +41,23 @@ const TCP_OFFLOADS: libc::c_uint = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::T
 /// `TUN_F_USO4` and `TUN_F_USO6`, since Linux 6.2.
 const UDP_OFFLOADS: libc::c_uint = libc::TUN_F_USO4 | libc::TUN_F_USO6;
 
-/// What an interface was agreed to carry.
+/// Offloads that an interface was agreed to carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Offloads {
-    /// Each packet has a header of [`HEADER_LENGTH`] bytes before it. Only an interface that another process has attached has none.
-    pub(crate) header: bool,
-    /// Large packets of UDP are read, and may be written; those of TCP may be written wherever there is a header.
-    pub(crate) udp: bool,
+pub(crate) enum Offloads {
+    /// Packets have no header. So it is only with an interface that another process has attached.
+    #[default]
+    None,
+    /// Each packet has a header of [`HEADER_LENGTH`] bytes before it. Large packets of TCP may be written.
+    Header,
+    /// Large packets of UDP are read as well, and may be written.
+    HeaderAndUdp,
+}
+
+impl Offloads {
+    /// Whether each packet has a header of [`HEADER_LENGTH`] bytes before it.
+    pub(crate) fn has_header(self) -> bool {
+        self != Self::None
+    }
 }
 
 /// An attached TUN interface. Dropping it leaves the interface, its addresses and its routes.
@@ -103,9 +113,8 @@ impl Tun {
 
     /// Asks for all, then for less.
     fn agree_on_offloads(&self) -> Result<Offloads, Error> {
-        let all = Offloads { header: true, udp: true };
         for (offloads, features) in
-            [(all, TCP_OFFLOADS | UDP_OFFLOADS), (Offloads { udp: false, ..all }, TCP_OFFLOADS)]
+            [(Offloads::HeaderAndUdp, TCP_OFFLOADS | UDP_OFFLOADS), (Offloads::Header, TCP_OFFLOADS)]
         {
             if self.set_offload(features).is_ok() {
                 return Ok(offloads);
@@ -114,7 +123,7 @@ impl Tun {
         tracing::info!(interface = self.name, "the kernel offers no offloads for TUN interfaces");
         // Another process may have left some on.
         self.operate("switching offloads off", || self.set_offload(0))?;
-        Ok(Offloads { header: true, ..Offloads::default() })
+        Ok(Offloads::Header)
     }
 
     /// Makes another interface, which is gone when this returns.
@@ -132,7 +141,7 @@ impl Tun {
         })
     }
 
-    /// Reads one packet, behind its header if [`Offloads::header`]; `WouldBlock` when there is none.
+    /// Reads one packet, behind its header if [`Offloads::has_header`]; `WouldBlock` when there is none.
     pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         (&self.file).read(buffer)
     }
@@ -140,7 +149,7 @@ impl Tun {
     /// Writes one packet, which lies in parts of `buffer`.
     pub(crate) fn write(&self, frame: &Frame<'_>, buffer: &[u8]) -> io::Result<()> {
         let mut slices = [IoSlice::new(&[]); MAX_PARTS];
-        let header = if self.offloads.header { &frame.header[..] } else { &[] };
+        let header = if self.offloads.has_header() { &frame.header[..] } else { &[] };
         let parts =
             frame.parts.iter().map(|part: &Range<usize>| buffer.get(part.clone()).unwrap_or_default());
         let mut used = 0_usize;

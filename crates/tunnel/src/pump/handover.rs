@@ -148,7 +148,7 @@ impl Pump {
                         Some(Request::Connected) => {
                             let sockets = self.sockets.as_deref();
                             let port = sockets.map_or(0, Sockets::port);
-                            let has_header = self.tun.as_ref().is_some_and(|tun| tun.offloads().header);
+                            let has_header = self.tun.as_ref().is_some_and(|tun| tun.offloads().has_header());
                             let tun = self.tun.iter().map(Tun::as_fd);
                             let mut descriptors: Vec<_> =
                                 tun.chain(sockets.into_iter().flat_map(Sockets::descriptors)).collect();

@@ -144,7 +144,7 @@ impl Pump {
 
     pub(super) fn read_tunnel(&mut self, buffer: &mut [u8], now: Now) -> io::Result<()> {
         let Some(tun) = &self.tun else { return Ok(()) };
-        let has_header = tun.offloads().header;
+        let has_header = tun.offloads().has_header();
         for _ in 0..MAX_READS {
             match tun.read(buffer) {
                 Ok(length) => {
@@ -242,7 +242,7 @@ pub(super) fn write_packets(
             tracing::trace!(%error, "packets lost at the TUN");
         }
     };
-    if tun.is_some_and(|tun| !tun.offloads().header) {
+    if tun.is_some_and(|tun| !tun.offloads().has_header()) {
         for packet in packets.drain(..) {
             write(&Frame { header: PLAIN, parts: &[packet] }, buffer);
         }
