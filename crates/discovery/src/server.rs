@@ -175,7 +175,7 @@ impl Server {
         let mut serve = std::pin::pin!(serve);
         tokio::select! {
             ended = &mut serve => report(ended),
-            () = connections::accept_all(&listener, tls.as_ref(), &shared, ready) => {}
+            never = connections::accept_all(&listener, tls.as_ref(), &shared, ready) => match never {},
             () = maintain(&shared, certificate.as_deref(), admission) => {}
             () = save_regularly(&shared, snapshot.as_ref()) => {}
             () = share(&shared) => {}

@@ -118,7 +118,7 @@ pub(crate) async fn serve(
     let mut served = std::pin::pin!(served);
     tokio::select! {
         ended = &mut served => ended?,
-        () = connections::accept_all(&listener, &identity.tls, ready) => {}
+        never = connections::accept_all(&listener, &identity.tls, ready) => match never {},
         () = stopping.cancelled() => if let Ok(ended) = tokio::time::timeout(FINISH, served).await {
             ended?;
         },

@@ -17,13 +17,14 @@ mod statistics;
 mod udp;
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use fairlead_tls::{Certificate, accept, listen};
+use fairlead_tls::{Certificate, listen};
 use fairlead_wire::relay::ALPN;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -166,7 +167,7 @@ impl Server {
         let mut replicas = std::pin::pin!(replicas::serve(&shared));
         tokio::select! {
             () = &mut replicas => {}
-            () = accept_all(&listener, &shared, &mut connections) => {}
+            never = accept_all(&listener, &shared, &mut connections) => match never {},
             () = maintain(&shared, certificate.as_deref()) => {}
             () = answer_stun(&shared) => {}
             () = stop => {}
@@ -181,21 +182,22 @@ impl Server {
     }
 }
 
-async fn accept_all(listener: &TcpListener, shared: &Arc<Shared>, connections: &mut JoinSet<()>) {
-    loop {
-        tokio::select! {
-            (stream, source) = accept(listener) => {
-                shared.statistics.connections.fetch_add(1, Ordering::Relaxed);
-                if let Err(error) = configure(&stream) {
-                    tracing::debug!(%source, %error, "cannot configure a connection");
-                    continue;
-                }
-                let handshake = Handshake::begin(&shared.handshakes, source.ip());
-                connections.spawn(link::serve(Arc::clone(shared), stream, source, handshake));
-            },
-            Some(ended) = connections.join_next() => report(ended),
+async fn accept_all(
+    listener: &TcpListener,
+    shared: &Arc<Shared>,
+    connections: &mut JoinSet<()>,
+) -> Infallible {
+    let serve = |stream, source: SocketAddr| {
+        shared.statistics.connections.fetch_add(1, Ordering::Relaxed);
+        if let Err(error) = configure(&stream) {
+            tracing::debug!(%source, %error, "cannot configure a connection");
+            return None;
         }
-    }
+        let handshake = Handshake::begin(&shared.handshakes, source.ip());
+        Some(link::serve(Arc::clone(shared), stream, source, handshake))
+    };
+    // Handshakes and links have limits of their own.
+    fairlead_tls::accept_all(listener, connections, || usize::MAX, serve).await
 }
 
 async fn answer_stun(shared: &Shared) {

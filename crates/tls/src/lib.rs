@@ -2,7 +2,7 @@
 //!
 //! * [`Certificate`] is what a server presents, read again when its files change.
 //! * [`system_roots`] and [`trust`] are the authorities that a client trusts.
-//! * [`listen`], [`accept`] and [`dial`] make TCP connections.
+//! * [`listen`] and [`dial`] make TCP connections; [`accept_all`] serves them, after a [`handshake`] of bounded time.
 //! * [`AnyCertificate`] is for servers that are known by their key.
 //! * [`proxy`] leads a client through an HTTP proxy.
 //!
@@ -23,7 +23,7 @@ use rustls::pki_types::pem::PemObject as _;
 
 pub use any_certificate::{AnyCertificate, public_key_info};
 pub use certificate::{Certificate, CertificateError, CertificateFiles};
-pub use tcp::{accept, dial, listen};
+pub use tcp::{accept_all, dial, handshake, listen};
 
 /// The authorities that this host trusts (`SSL_CERT_FILE` and `SSL_CERT_DIR`, or the system's).
 ///

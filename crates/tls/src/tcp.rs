@@ -1,11 +1,13 @@
 //! TCP connections: listeners of servers, and how clients reach them.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use socket2::{Domain, SockRef, Socket, Type};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 /// Connections the kernel holds until they are accepted.
@@ -40,8 +42,41 @@ fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
+/// Accepts connections and runs what `serve` makes of each as one of `tasks`; what it makes nothing of is closed. While there are as
+/// many tasks as `max_tasks` says, connections wait in the queue of the kernel. A task that panics ends only its connection.
+///
+/// It can be cancelled without losing a connection; the tasks go on.
+pub async fn accept_all<T: Future<Output = ()> + Send + 'static>(
+    listener: &TcpListener,
+    tasks: &mut JoinSet<()>,
+    max_tasks: impl Fn() -> usize,
+    mut serve: impl FnMut(TcpStream, SocketAddr) -> Option<T>,
+) -> Infallible {
+    loop {
+        tokio::select! {
+            (stream, source) = accept(listener), if tasks.len() < max_tasks().max(1) => {
+                if let Some(task) = serve(stream, source) {
+                    tasks.spawn(task);
+                }
+            },
+            Some(ended) = tasks.join_next() => if let Err(error) = ended {
+                tracing::error!(%error, "a connection's task failed");
+            },
+        }
+    }
+}
+
+/// The result of a TLS handshake that takes no longer than `limit`.
+///
+/// # Errors
+/// Those of the handshake; `TimedOut` after the limit.
+pub async fn handshake<T>(limit: Duration, handshake: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let timed_out = |_| io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake timed out");
+    timeout(limit, handshake).await.map_err(timed_out)?
+}
+
 /// The next connection and where it comes from. It can be cancelled without losing one.
-pub async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
             Ok(accepted) => return accepted,
@@ -98,6 +133,49 @@ mod tests {
         let stream = stream.unwrap();
         assert_eq!(stream.local_addr().unwrap(), accepted.1);
         assert!(stream.nodelay().unwrap() && SockRef::from(&stream).keepalive().unwrap());
+    }
+
+    #[tokio::test]
+    async fn connections_beyond_the_most_tasks_wait_and_a_panic_ends_one() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut tasks = JoinSet::new();
+        let mut number = 0_u8;
+        let serve = |mut stream: TcpStream, _| {
+            number += 1;
+            let number = number;
+            (number != 1).then_some(async move {
+                assert_ne!(number, 2, "the task of the second connection panics");
+                stream.write_all(&[number]).await.unwrap();
+                let _ = stream.read_u8().await;
+            })
+        };
+        let clients = async {
+            let mut clients = Vec::new();
+            for _ in 0..4 {
+                clients.push(dial([address], 0, |_| Ok(())).await.unwrap());
+            }
+            let [closed, panicked, third, fourth] = clients.as_mut_slice() else { unreachable!() };
+            assert!(closed.read_u8().await.is_err() && panicked.read_u8().await.is_err());
+            assert_eq!(third.read_u8().await.unwrap(), 3);
+            assert!(timeout(Duration::from_millis(50), fourth.read_u8()).await.is_err());
+            third.shutdown().await.unwrap();
+            assert_eq!(fourth.read_u8().await.unwrap(), 4);
+        };
+        tokio::select! {
+            never = accept_all(&listener, &mut tasks, || 1, serve) => match never {},
+            () = clients => {}
+        }
+    }
+
+    #[tokio::test]
+    async fn a_handshake_without_an_end_times_out() {
+        let endless = handshake::<()>(Duration::from_millis(1), std::future::pending()).await.unwrap_err();
+        assert_eq!(endless.kind(), io::ErrorKind::TimedOut);
+        let failed = handshake::<()>(Duration::MAX, async { Err(io::ErrorKind::InvalidData.into()) }).await;
+        assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
     #[tokio::test]

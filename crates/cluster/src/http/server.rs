@@ -23,8 +23,6 @@ use tower::ServiceExt as _;
 
 /// Pause before a port that is in use is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// Pause after the process had no descriptor left for a new connection.
-const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Time for a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Size of request headers, and of the read buffer of a connection.
@@ -146,34 +144,21 @@ async fn accept_all(
 ) -> Infallible {
     let connections = Connections::new(limits.connections, limits.per_source);
     let routes = routes.layer(DefaultBodyLimit::max(limits.body));
-    let mut tasks = JoinSet::new();
-    loop {
-        // What was closed to make room ends before much more is accepted.
-        let max_tasks = connections.open().saturating_add(limits.per_source);
-        let accepted = tokio::select! {
-            accepted = listener.accept(), if tasks.len() < max_tasks => accepted,
-            Some(_) = tasks.join_next() => continue,
-        };
-        match accepted {
-            Ok((stream, client)) => {
-                let (counted, closed) = count(&connections, client.ip());
-                let (transport, routes) = (transport.clone(), routes.clone());
-                tasks.spawn(async move {
-                    let _counted = counted;
-                    let served = serve_connection(stream, limits, transport, routes);
-                    match closed.run_until_cancelled(served).await {
-                        Some(Ok(())) => {}
-                        Some(Err(error)) => tracing::debug!(what, %client, error, "a connection failed"),
-                        None => tracing::debug!(what, %client, "closed a connection: there are too many"),
-                    }
-                });
+    // What was closed to make room ends before much more is accepted.
+    let max_tasks = || connections.open().saturating_add(limits.per_source);
+    let serve = |stream, client: SocketAddr| {
+        let (counted, closed) = count(&connections, client.ip());
+        let served = serve_connection(stream, limits, transport.clone(), routes.clone());
+        Some(async move {
+            let _counted = counted;
+            match closed.run_until_cancelled(served).await {
+                Some(Ok(())) => {}
+                Some(Err(error)) => tracing::debug!(what, %client, error, "a connection failed"),
+                None => tracing::debug!(what, %client, "closed a connection: there are too many"),
             }
-            Err(error) => {
-                tracing::warn!(what, %error, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
-            }
-        }
-    }
+        })
+    };
+    fairlead_tls::accept_all(listener, &mut JoinSet::new(), max_tasks, serve).await
 }
 
 /// Counts a connection; the token is cancelled when it has to make room for a newer one.
@@ -188,8 +173,8 @@ async fn serve_connection(
     transport: impl Transport,
     routes: Router,
 ) -> Result<(), String> {
-    let stream = timeout(HANDSHAKE_TIMEOUT, transport.accept(stream)).await;
-    let stream = stream.map_err(|_| "the TLS handshake timed out")?.map_err(|error| error.to_string())?;
+    let stream = fairlead_tls::handshake(HANDSHAKE_TIMEOUT, transport.accept(stream)).await;
+    let stream = stream.map_err(|error| error.to_string())?;
     let answer = service_fn(move |request| answer(routes.clone(), limits.request, request));
     let mut http = hyper::server::conn::http1::Builder::new();
     let http = http.timer(TokioTimer::new()).header_read_timeout(limits.idle).max_buf_size(MAX_HEADERS);

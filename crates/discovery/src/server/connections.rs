@@ -1,5 +1,6 @@
 //! Connections: how many, of which address, with or without TLS.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
@@ -11,7 +12,6 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
@@ -63,23 +63,15 @@ pub(super) async fn accept_all(
     tls: Option<&TlsAcceptor>,
     shared: &Shared,
     ready: mpsc::Sender<io::Result<Connection>>,
-) {
-    let mut handshakes = JoinSet::new();
+) -> Infallible {
     let mut number: u64 = 0;
-    loop {
-        tokio::select! {
-            (stream, source) = fairlead_tls::accept(listener) => {
-                if let Some(counted) = shared.connections.admit(Source::of(source.ip()), ()) {
-                    let (tls, ready, counted) = (tls.cloned(), ready.clone(), (number, counted));
-                    number = number.wrapping_add(1);
-                    handshakes.spawn(handshake(stream, source, counted, tls, ready));
-                }
-            },
-            Some(ended) = handshakes.join_next() => if let Err(error) = ended {
-                tracing::error!(%error, "a handshake's task failed");
-            },
-        }
-    }
+    let serve = |stream, source: SocketAddr| {
+        let counted = (number, shared.connections.admit(Source::of(source.ip()), ())?);
+        number = number.wrapping_add(1);
+        Some(handshake(stream, source, counted, tls.cloned(), ready.clone()))
+    };
+    // What is not admitted is closed.
+    fairlead_tls::accept_all(listener, &mut JoinSet::new(), || usize::MAX, serve).await
 }
 
 async fn handshake(
@@ -95,10 +87,9 @@ async fn handshake(
     }
     let stream = match tls {
         None => Stream::Plain(stream),
-        Some(tls) => match timeout(HANDSHAKE, tls.accept(stream)).await {
-            Ok(Ok(stream)) => Stream::Tls(Box::new(stream)),
-            Ok(Err(error)) => return tracing::debug!(%source, %error, "a TLS handshake failed"),
-            Err(_) => return tracing::debug!(%source, "a TLS handshake took too long"),
+        Some(tls) => match fairlead_tls::handshake(HANDSHAKE, tls.accept(stream)).await {
+            Ok(stream) => Stream::Tls(Box::new(stream)),
+            Err(error) => return tracing::debug!(%source, %error, "a TLS handshake failed"),
         },
     };
     let (number, counted) = counted;

@@ -54,39 +54,35 @@ pub(super) async fn accept_all(
 ) -> Infallible {
     let [of_members, of_others] =
         [MAX_CONNECTIONS, MAX_OTHERS].map(|most| ConnectionTable::new(most, MAX_PER_SOURCE));
-    let mut tasks = JoinSet::new();
     // The newest connection of each member; it replaces the one before.
     let newest = Arc::new(std::sync::Mutex::new(BTreeMap::<String, AbortHandle>::new()));
-    loop {
-        tokio::select! {
-            (stream, source) = fairlead_tls::accept(&listener) => {
-                let address = source.ip().to_canonical();
-                let limits = if peers.has_address(address) { &of_members } else { &of_others };
-                let Some(counted) = limits.admit(address, ()) else { continue };
-                let (peers, identity, hold) = (Arc::clone(&peers), identity.clone(), Arc::clone(&hold));
-                let newest = Arc::clone(&newest);
-                tasks.spawn(async move {
-                    let _counted = counted;
-                    let Some((stream, from, key)) = greet(&peers, stream, source, &identity).await else { return };
-                    // Dropped with this task.
-                    let mut served = JoinSet::new();
-                    let handle = served.spawn(serve(peers, stream, (from.clone(), key), hold));
-                    let former = {
-                        let mut newest = newest.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                        newest.retain(|_, it| !it.is_finished());
-                        newest.insert(from.clone(), handle)
-                    };
-                    if let Some(former) = former {
-                        former.abort();
-                    }
-                    if let Some(Ok(Err(error))) = served.join_next().await {
-                        tracing::debug!(gateway = from, %error, "a connection of another gateway has ended");
-                    }
-                });
-            },
-            Some(_) = tasks.join_next() => {}
-        }
-    }
+    let task = |stream, source: SocketAddr| {
+        let address = source.ip().to_canonical();
+        let limits = if peers.has_address(address) { &of_members } else { &of_others };
+        let counted = limits.admit(address, ())?;
+        let (peers, identity, hold) = (Arc::clone(&peers), identity.clone(), Arc::clone(&hold));
+        let newest = Arc::clone(&newest);
+        Some(async move {
+            let _counted = counted;
+            let Some((stream, from, key)) = greet(&peers, stream, source, &identity).await else { return };
+            // Dropped with this task.
+            let mut served = JoinSet::new();
+            let handle = served.spawn(serve(peers, stream, (from.clone(), key), hold));
+            let former = {
+                let mut newest = newest.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                newest.retain(|_, it| !it.is_finished());
+                newest.insert(from.clone(), handle)
+            };
+            if let Some(former) = former {
+                former.abort();
+            }
+            if let Some(Ok(Err(error))) = served.join_next().await {
+                tracing::debug!(gateway = from, %error, "a connection of another gateway has ended");
+            }
+        })
+    };
+    // What is not admitted is closed.
+    fairlead_tls::accept_all(&listener, &mut JoinSet::new(), || usize::MAX, task).await
 }
 
 /// The handshake, whose key it is, and the key.
@@ -100,13 +96,12 @@ async fn greet(
         tracing::debug!(%source, %error, "cannot configure a connection");
         return None;
     }
-    let (stream, key) = match timeout(HANDSHAKE, identity.accept(stream)).await {
-        Ok(Ok(greeted)) => greeted,
-        Ok(Err(error)) => {
+    let (stream, key) = match fairlead_tls::handshake(HANDSHAKE, identity.accept(stream)).await {
+        Ok(greeted) => greeted,
+        Err(error) => {
             tracing::debug!(%source, %error, "a TLS handshake with a gateway failed");
             return None;
         }
-        Err(_) => return None,
     };
     let from = peers.member_of(&key);
     if from.is_none() {

@@ -1,5 +1,6 @@
 //! TLS connections of node programs: how many, of which address, and how long without an accepted token.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
@@ -13,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::{Sleep, sleep};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
@@ -72,21 +73,14 @@ pub(crate) async fn accept_all(
     listener: &TcpListener,
     tls: &TlsAcceptor,
     ready: mpsc::Sender<io::Result<Connection>>,
-) {
+) -> Infallible {
     let connections = Connections::default();
-    let mut handshakes = JoinSet::new();
-    loop {
-        tokio::select! {
-            (stream, source) = fairlead_tls::accept(listener) => {
-                if let Some(counted) = connections.admit(source.ip()) {
-                    handshakes.spawn(handshake(stream, source, counted, tls.clone(), ready.clone()));
-                }
-            },
-            Some(ended) = handshakes.join_next() => if let Err(error) = ended {
-                tracing::error!(%error, "a handshake's task failed");
-            },
-        }
-    }
+    let serve = |stream, source: SocketAddr| {
+        let counted = connections.admit(source.ip())?;
+        Some(handshake(stream, source, counted, tls.clone(), ready.clone()))
+    };
+    // What is not admitted is closed.
+    fairlead_tls::accept_all(listener, &mut JoinSet::new(), || usize::MAX, serve).await
 }
 
 async fn handshake(
@@ -99,10 +93,9 @@ async fn handshake(
     if let Err(error) = stream.set_nodelay(true) {
         return tracing::debug!(%source, %error, "cannot configure a connection");
     }
-    let stream = match timeout(HANDSHAKE, tls.accept(stream)).await {
-        Ok(Ok(stream)) => Box::new(stream),
-        Ok(Err(error)) => return tracing::debug!(%source, %error, "a TLS handshake failed"),
-        Err(_) => return tracing::debug!(%source, "a TLS handshake took too long"),
+    let stream = match fairlead_tls::handshake(HANDSHAKE, tls.accept(stream)).await {
+        Ok(stream) => Box::new(stream),
+        Err(error) => return tracing::debug!(%source, %error, "a TLS handshake failed"),
     };
     let caller = Caller { address: source.ip().to_canonical(), is_known: Arc::default() };
     let deadline = Box::pin(sleep(STRANGER));

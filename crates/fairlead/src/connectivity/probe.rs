@@ -103,7 +103,7 @@ mod tests {
     async fn the_answer_must_come_from_the_right_pod() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let _serving = tokio::spawn(serve::accept(listener, "target-1".to_owned()));
+        let _serving = tokio::spawn(async move { serve::accept_all(&listener, "target-1").await });
         for name in [None, Some(""), Some("target-1")] {
             exchange(&address, name).await.unwrap();
         }

@@ -1,7 +1,7 @@
 //! Runs in a target pod: sends its name and a payload over every connection.
 
 use std::convert::Infallible;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -25,29 +25,18 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// # Errors
 /// The port cannot be used.
 pub(super) async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
-    let any = |ip: std::net::IpAddr| TcpListener::bind(SocketAddr::new(ip, arguments.port));
-    // Without IPv6 in the kernel there is no `::` to listen on.
-    let listener = match any(Ipv6Addr::UNSPECIFIED.into()).await {
-        Ok(listener) => listener,
-        Err(_) => any(Ipv4Addr::UNSPECIFIED.into())
-            .await
-            .with_context(|| format!("cannot listen on port {}", arguments.port))?,
-    };
-    match accept(listener, arguments.name.clone()).await {}
+    let address = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), arguments.port);
+    let listener =
+        fairlead_tls::listen(address).with_context(|| format!("cannot listen on port {}", arguments.port))?;
+    match accept_all(&listener, &arguments.name).await {}
 }
 
-pub(super) async fn accept(listener: TcpListener, name: String) -> Infallible {
-    let mut connections = JoinSet::new();
-    loop {
-        if connections.len() >= MAX_CONNECTIONS {
-            connections.join_next().await;
-        }
-        match listener.accept().await {
-            Ok((stream, _)) => drop(connections.spawn(timeout(TIMEOUT, answer(stream, name.clone())))),
-            Err(error) => tracing::warn!(%error, "cannot accept a connection"),
-        }
-        while connections.try_join_next().is_some() {}
-    }
+pub(super) async fn accept_all(listener: &TcpListener, name: &str) -> Infallible {
+    let serve = |stream, _| {
+        let answered = timeout(TIMEOUT, answer(stream, name.to_owned()));
+        Some(async move { drop(answered.await) })
+    };
+    fairlead_tls::accept_all(listener, &mut JoinSet::new(), || MAX_CONNECTIONS, serve).await
 }
 
 async fn answer(mut stream: TcpStream, name: String) -> std::io::Result<()> {

@@ -2,6 +2,7 @@
 //! [`crate::core`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
@@ -64,17 +65,13 @@ pub(super) async fn serve(shared: &Arc<Shared>) {
     tokio::join!(accept_all(shared, replicas), dial_all(shared, replicas));
 }
 
-async fn accept_all(shared: &Arc<Shared>, replicas: &Replicas) {
-    let mut connections = JoinSet::new();
-    loop {
-        tokio::select! {
-            (stream, source) = fairlead_tls::accept(&replicas.listener) => {
-                let handshake = Handshake::begin(&replicas.handshakes, source.ip());
-                connections.spawn(accept(Arc::clone(shared), stream, source, handshake));
-            },
-            Some(ended) = connections.join_next() => report(ended),
-        }
-    }
+async fn accept_all(shared: &Arc<Shared>, replicas: &Replicas) -> Infallible {
+    let serve = |stream, source: SocketAddr| {
+        let handshake = Handshake::begin(&replicas.handshakes, source.ip());
+        Some(accept(Arc::clone(shared), stream, source, handshake))
+    };
+    // Handshakes and replicas have limits of their own.
+    fairlead_tls::accept_all(&replicas.listener, &mut JoinSet::new(), || usize::MAX, serve).await
 }
 
 /// Resolves the names again and again, and dials every address without a connection.
