@@ -2,7 +2,6 @@
 //!
 //! * [`cached_by_name!`]: what is kept instead of an object, found by the name of that.
 //! * [`caches`]: objects as last seen, with a signal for every change. An unreachable API server stops nothing.
-//! * [`conditions`]: conditions in the status of objects.
 //! * [`events`]: Kubernetes Events, published without delaying the caller.
 //! * [`http`]: `/healthz`, `/readyz` and `/metrics`, on servers with limits.
 //! * [`local_api`]: what takes the place of the API server on a node without Kubernetes.
@@ -20,7 +19,6 @@
 
 mod cached_by_name;
 pub mod caches;
-pub mod conditions;
 pub mod events;
 pub mod http;
 pub mod lean;

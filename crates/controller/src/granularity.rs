@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fairlead_api::conditions::{Finding, condition};
 use fairlead_api::resources::{GRANULARITY_IN_USE, Granularity, WireKubeMesh, WireKubePeer};
-use fairlead_cluster::conditions::{Finding, condition};
 use fairlead_cluster::events::{EventPublisher, PendingEvent};
 use fairlead_cluster::naming::some_of;
 use fairlead_cluster::writes::is_stale;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use fairlead_api::conditions::{Finding, condition};
 use fairlead_api::resources::{WireKubeMesh, WireKubePeer};
-use fairlead_cluster::conditions::{Finding, condition};
 use fairlead_cluster::writes::is_stale;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::api::{Patch, PatchParams};

@@ -15,11 +15,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use fairlead_api::conditions::{Finding, condition};
 use fairlead_api::names::{
     RELAY_CA_SECRET, RELAY_NAMESPACE, RELAY_PROGRAM, RELAY_REPLICAS_SERVICE, RELAY_TLS_SECRET,
 };
 use fairlead_api::resources::{ManagedRelay, RelayProvider, WireKubeMesh, WireKubeMeshStatus};
-use fairlead_cluster::conditions::{Finding, condition};
 use fairlead_cluster::writes::is_stale;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod, Secret, Service};

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
+use fairlead_api::conditions::{Finding, condition};
 use fairlead_api::resources::not_implemented::WIREKUBE_MESH;
 use fairlead_api::resources::{Egress, WireKubeMesh};
-use fairlead_cluster::conditions::{Finding, condition};
 use fairlead_cluster::writes::is_stale;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::api::{Patch, PatchParams};

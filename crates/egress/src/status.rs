@@ -1,9 +1,10 @@
 //! What the status of an Egress says.
 
+use fairlead_api::conditions;
 use fairlead_api::names::{EGRESS_COMPONENT, FOU_PORT};
 use fairlead_api::resources::{Egress, EgressSourceAddress, EgressStatus};
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
 
 use crate::objects::{arguments, pod_labels};
@@ -124,12 +125,12 @@ pub fn due(
 ) -> Option<EgressStatus> {
     let present = egress.status.clone().unwrap_or_default();
     let name = egress.metadata.name.as_deref().unwrap_or_default();
-    let condition = |type_: &str, finding: &Finding| {
-        let before = present.conditions.iter().find(|condition| condition.type_ == type_);
-        condition(type_, before, finding, egress.metadata.generation, now.clone())
+    let condition = |type_, Finding { ready: holds, reason, message }: Finding| {
+        let finding = conditions::Finding { type_, holds, reason, message };
+        conditions::condition(&present.conditions, finding, egress.metadata.generation, now.clone())
     };
-    let mut conditions = vec![condition(READY, finding)];
-    conditions.extend(selectors(egress).map(|finding| condition(SELECTORS_VALID, &finding)));
+    let mut conditions = vec![condition(READY, finding.clone())];
+    conditions.extend(selectors(egress).map(|finding| condition(SELECTORS_VALID, finding)));
     let wanted = EgressStatus {
         cluster_ranges: ranges.map(<[String]>::to_vec).or_else(|| present.cluster_ranges.clone()),
         source_addresses,
@@ -161,27 +162,6 @@ fn selectors(egress: &Egress) -> Option<Finding> {
 pub fn selector(egress: &str) -> String {
     let labels = pod_labels(egress);
     labels.iter().map(|(label, value)| format!("{label}={value}")).collect::<Vec<_>>().join(",")
-}
-
-/// `lastTransitionTime` changes only with the status (Kubernetes API conventions).
-fn condition(
-    type_: &str,
-    before: Option<&Condition>,
-    finding: &Finding,
-    observed_generation: Option<i64>,
-    now: Time,
-) -> Condition {
-    let status = if finding.ready { "True" } else { "False" };
-    let since =
-        before.filter(|before| before.status == status).map(|before| before.last_transition_time.clone());
-    Condition {
-        type_: type_.to_owned(),
-        status: status.to_owned(),
-        reason: finding.reason.to_owned(),
-        message: finding.message.clone(),
-        observed_generation,
-        last_transition_time: since.unwrap_or(now),
-    }
 }
 
 #[cfg(test)]

@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant, SystemTime};
 
+use fairlead_api::conditions::{Finding, condition};
 use fairlead_api::names::LABEL_WIREKUBE_NODE;
 use fairlead_api::resources::{
     NatType as PublishedNat, PeerCounts, PeerTransport, TransportMode, WireGuardImplementation, WireKubePeer,
     WireKubePeerSpec, WireKubePeerStatus,
 };
-use fairlead_cluster::conditions::{Finding, condition};
 use fairlead_dataplane::wireguard::Backend;
 use fairlead_keys::KEEPALIVE;
 use fairlead_keys::PublicKey;

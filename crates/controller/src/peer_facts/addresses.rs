@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fairlead_api::conditions::{Finding, condition};
 use fairlead_api::names::{DISCOVERY_CLUSTER_ID, SYSTEM_NAMESPACE};
 use fairlead_api::resources::{KeptMeshIp, WireKubeMesh, WireKubePeer};
-use fairlead_cluster::conditions::{Finding, condition};
 use fairlead_cluster::naming::some_of;
 use fairlead_cluster::writes::is_stale;
 use fairlead_wire::discovery::mesh_subnet;

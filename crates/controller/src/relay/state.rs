@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
+use fairlead_api::conditions::Finding;
 use fairlead_api::resources::{ManagedRelay, RelayServiceType, RelayTransport};
-use fairlead_cluster::conditions::Finding;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 
