@@ -5,4 +5,4 @@ mod frames;
 mod handshake;
 
 pub use frames::{Decoder, Role, Signals, WebSocketError, close_frame, encode, pong_frame};
-pub use handshake::{HandshakeError, MAX_HEAD, Refusal, Upgrade, read_request, read_response, request};
+pub use handshake::{HandshakeError, Refusal, Upgrade, read_request, read_response, request};

@@ -7,7 +7,7 @@
 use std::fmt::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use fairlead_wire::http::Head;
+use fairlead_wire::http::ResponseHead;
 
 /// Where gateways listen for searches (UPnP Device Architecture 1.1, section 1.3.2).
 pub const SEARCH_PORT: u16 = 1900;
@@ -102,9 +102,9 @@ pub fn search_request(target: &str, to: SocketAddr) -> String {
 
 /// The location in the answer to a search; `None` where there is none of use.
 pub fn parse_search_response(datagram: &[u8]) -> Option<Location> {
-    let head = Head::parse(datagram).ok()??;
-    let is_gateway = head.value("ST")?.contains("InternetGatewayDevice");
-    (head.status == 200 && is_gateway).then(|| head.value("LOCATION")?.parse().ok()).flatten()
+    let head = ResponseHead::parse_lenient(datagram).ok()??;
+    let is_gateway = head.headers.value("ST")?.contains("InternetGatewayDevice");
+    (head.status == 200 && is_gateway).then(|| head.headers.value("LOCATION")?.parse().ok()).flatten()
 }
 
 /// The best service of the gateway's description, which was read from `location`. Services at another address than that are

@@ -3,12 +3,9 @@
 use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use fairlead_wire::http::{HeadError, RequestHead, ResponseHead};
 use fairlead_wire::relay::{PATH, SUBPROTOCOL};
-use httparse::{Header, Status};
 
-/// The longest head of a request or a response.
-pub const MAX_HEAD: usize = 8 << 10;
-const MAX_HEADERS: usize = 48;
 /// Appended to the key of a request (RFC 6455, section 1.3).
 const GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 const VERSION: &str = "13";
@@ -59,33 +56,28 @@ pub enum HandshakeError {
 /// # Errors
 /// It does not ask for the WebSocket of a relay.
 pub fn read_request(bytes: &[u8]) -> Result<Option<Upgrade>, Refusal> {
-    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
-    let mut request = httparse::Request::new(&mut headers);
-    let length = match request.parse(bytes) {
-        Ok(Status::Complete(length)) if length <= MAX_HEAD => length,
-        Ok(Status::Partial) if bytes.len() < MAX_HEAD => return Ok(None),
-        Ok(_) | Err(httparse::Error::TooManyHeaders) => {
-            return Err(Refusal("431 Request Header Fields Too Large"));
-        }
-        Err(_) => return Err(Refusal("400 Bad Request")),
+    let head = match RequestHead::parse(bytes) {
+        Ok(Some(head)) => head,
+        Ok(None) => return Ok(None),
+        Err(HeadError::NotHttp) => return Err(Refusal("400 Bad Request")),
+        Err(HeadError::TooLong) => return Err(Refusal("431 Request Header Fields Too Large")),
     };
-    if request.path.map(|path| path.split_once('?').map_or(path, |(path, _)| path)) != Some(PATH) {
+    if head.path.split_once('?').map_or(head.path, |(path, _)| path) != PATH {
         return Err(Refusal("404 Not Found"));
     }
-    if request.method != Some("GET") {
+    if head.method != "GET" {
         return Err(Refusal("405 Method Not Allowed"));
     }
-    let headers: &[Header<'_>] = request.headers;
-    if !has_token(headers, "upgrade", "websocket") || value(headers, "sec-websocket-version") != Some(VERSION)
-    {
+    let headers = &head.headers;
+    if !headers.has_token("upgrade", "websocket") || headers.value("sec-websocket-version") != Some(VERSION) {
         return Err(Refusal("426 Upgrade Required"));
     }
     // Only browsers send it, on behalf of a page; no page has reason to.
-    if value(headers, "origin").is_some() {
+    if headers.value("origin").is_some() {
         return Err(Refusal("403 Forbidden"));
     }
-    let key = value(headers, "sec-websocket-key").filter(|key| is_key(key));
-    let (Some(key), true) = (key, has_token(headers, "sec-websocket-protocol", SUBPROTOCOL)) else {
+    let key = headers.value("sec-websocket-key").filter(|key| is_key(key));
+    let (Some(key), true) = (key, headers.has_token("sec-websocket-protocol", SUBPROTOCOL)) else {
         return Err(Refusal("400 Bad Request"));
     };
     let response = format!(
@@ -93,7 +85,7 @@ pub fn read_request(bytes: &[u8]) -> Result<Option<Upgrade>, Refusal> {
          Sec-WebSocket-Accept: {}\r\nSec-WebSocket-Protocol: {SUBPROTOCOL}\r\n\r\n",
         accept(key)
     );
-    Ok(Some(Upgrade { response: response.into_bytes(), length }))
+    Ok(Some(Upgrade { response: response.into_bytes(), length: head.length }))
 }
 
 /// A request for the relay at `host` (with a port, if it is not the default one).
@@ -111,27 +103,25 @@ pub fn request(host: &str, nonce: [u8; 16]) -> Vec<u8> {
 /// # Errors
 /// The WebSocket is not open.
 pub fn read_response(bytes: &[u8], nonce: [u8; 16]) -> Result<Option<usize>, HandshakeError> {
-    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
-    let mut response = httparse::Response::new(&mut headers);
-    let length = match response.parse(bytes) {
-        Ok(Status::Complete(length)) if length <= MAX_HEAD => length,
-        Ok(Status::Partial) if bytes.len() < MAX_HEAD => return Ok(None),
-        _ => return Err(HandshakeError::NotHttp),
+    let head = match ResponseHead::parse(bytes) {
+        Ok(Some(head)) => head,
+        Ok(None) => return Ok(None),
+        Err(_) => return Err(HandshakeError::NotHttp),
     };
-    match response.code {
-        Some(101) => {}
-        code => return Err(HandshakeError::Status(code.unwrap_or_default())),
+    if head.status != 101 {
+        return Err(HandshakeError::Status(head.status));
     }
-    if !has_token(response.headers, "upgrade", "websocket") {
+    let headers = &head.headers;
+    if !headers.has_token("upgrade", "websocket") {
         return Err(HandshakeError::Header("Upgrade"));
     }
-    if value(response.headers, "sec-websocket-accept") != Some(accept(&STANDARD.encode(nonce)).as_str()) {
+    if headers.value("sec-websocket-accept") != Some(accept(&STANDARD.encode(nonce)).as_str()) {
         return Err(HandshakeError::Header("Sec-WebSocket-Accept"));
     }
-    if value(response.headers, "sec-websocket-protocol") != Some(SUBPROTOCOL) {
+    if headers.value("sec-websocket-protocol") != Some(SUBPROTOCOL) {
         return Err(HandshakeError::Header("Sec-WebSocket-Protocol"));
     }
-    Ok(Some(length))
+    Ok(Some(head.length))
 }
 
 fn accept(key: &str) -> String {
@@ -143,23 +133,9 @@ fn is_key(key: &str) -> bool {
     STANDARD.decode(key).is_ok_and(|key| key.len() == 16)
 }
 
-fn values<'a>(headers: &'a [Header<'a>], name: &'a str) -> impl Iterator<Item = &'a str> {
-    let of_name = headers.iter().filter(move |header| header.name.eq_ignore_ascii_case(name));
-    of_name.filter_map(|header| std::str::from_utf8(header.value).ok()).map(str::trim)
-}
-
-fn value<'a>(headers: &'a [Header<'a>], name: &'a str) -> Option<&'a str> {
-    values(headers, name).next()
-}
-
-fn has_token(headers: &[Header<'_>], name: &str, token: &str) -> bool {
-    values(headers, name)
-        .flat_map(|value| value.split(','))
-        .any(|part| part.trim().eq_ignore_ascii_case(token))
-}
-
 #[cfg(test)]
 mod tests {
+    use fairlead_wire::http::MAX_HEAD;
     use proptest::prelude::*;
 
     use super::*;
