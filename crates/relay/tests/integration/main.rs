@@ -3,4 +3,5 @@
 
 mod bed;
 mod corpus;
+mod judge;
 mod server;
