@@ -35,6 +35,7 @@ mod message;
 mod slot;
 #[cfg(test)]
 mod tests;
+mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -59,14 +60,6 @@ const LINGER: Duration = Duration::from_millis(900);
 pub const WRITE: Duration = Duration::from_millis(500);
 /// How long a gateway must be a member before it takes a slot that was not released: others may hear of it late.
 pub const JOIN: Duration = Duration::from_secs(4);
-/// How long others leave a released slot to the gateway that was named.
-const SUCCESSION: Duration = Duration::from_millis(700);
-/// A gateway takes a slot later for each one that it holds, by its place among the names of those that hold as many, and if it has no copy of
-/// the slot's connections; up to a limit.
-const DELAY_HELD: Duration = Duration::from_millis(150);
-const DELAY_PLACE: Duration = Duration::from_millis(50);
-const DELAY_NO_COPY: Duration = Duration::from_millis(200);
-const DELAY_LIMIT: Duration = Duration::from_millis(400);
 /// Heartbeats whose answers count.
 const REMEMBERED: u64 = 16;
 /// The greatest term that a Lease can have (`spec.leaseTransitions` is an int32). Then it stays the same with further holders.
@@ -203,7 +196,7 @@ impl Hold {
             self.members.insert(name.clone(), Member::default());
         }
         for slot in self.slots.values_mut() {
-            slot.confirmations.retain(|name| self.members.contains_key(name));
+            slot.retain(|name| self.members.contains_key(name));
         }
     }
 
@@ -317,8 +310,8 @@ impl Hold {
         self.draining = true;
         let mut writes = Vec::new();
         for (number, slot) in &mut self.slots {
-            if slot.claim.is_some() {
-                slot.give_up(None);
+            if slot.claim().is_some() {
+                slot.give_up(None, None);
             }
             slot.wrote = None;
             writes.extend(slot.release(*number, now));
@@ -333,7 +326,7 @@ impl Hold {
         let all_answer = self.members.values().all(|member| is_heard(member, now));
         // A promise that cannot help this gateway would only keep others from taking the slot.
         let claims = self.slots.iter().filter_map(|(number, slot)| {
-            let term = slot.claim?;
+            let term = slot.claim()?;
             let is_of_use = slot.valid_until(&self.members, now) > now || all_answer;
             is_of_use.then_some(Claim { slot: *number, term })
         });
@@ -356,7 +349,7 @@ impl Hold {
 
     /// What is held and was not handed over.
     fn claimed(&self, now: Duration) -> impl Iterator<Item = Held> {
-        let claims = self.slots.values().filter(|slot| self.is_known && slot.claim.is_some());
+        let claims = self.slots.values().filter(|slot| self.is_known && slot.claim().is_some());
         claims.filter_map(move |slot| slot.held(&self.members, now))
     }
 
@@ -375,118 +368,6 @@ impl Hold {
             condition.copies.iter().filter(|slot| self.slots.contains_key(slot)).copied().collect();
     }
 
-    /// The write of a slot's Lease that is due.
-    fn write(&mut self, number: u32, now: Duration) -> Option<Write> {
-        let (delay, may_take) = (self.delay(number, now), self.may_take(number, now));
-        let (draining, own) = (self.draining, self.own.clone());
-        let slot = self.slots.get_mut(&number)?;
-        if slot.in_flight.is_some() {
-            return None;
-        }
-        if slot.is_given_up() {
-            return slot.release(number, now);
-        }
-        let is_due = slot.wrote.is_none_or(|at| now >= at.saturating_add(WRITE));
-        let lease = slot.lease.clone()?;
-        if slot.claim.is_some() {
-            let oldest = slot.oldest(&self.members, now);
-            let is_silent = oldest.is_none_or(|at| now >= at.saturating_add(SILENCE));
-            return if (is_silent || slot.is_to_go) && is_due {
-                slot.begin(WriteKind::Renew, number, Some(own), None, now)
-            } else {
-                None
-            };
-        }
-        if lease.holder.as_ref() == Some(&own) {
-            // This gateway has it from before its program started, or by a write without an answer. It may have made a promise since.
-            if !is_due || slot.promised(now).is_some() {
-                return None;
-            }
-            return match draining {
-                true => slot.begin(WriteKind::Release, number, None, None, now),
-                false => slot.begin(WriteKind::Renew, number, Some(own), None, now),
-            };
-        }
-        if !may_take {
-            slot.able_since = None;
-            // Whether an earlier attempt succeeds must be known before this gateway can promise anything.
-            return if slot.open_take && is_due {
-                slot.begin(WriteKind::Void, number, lease.holder, lease.successor, now)
-            } else {
-                None
-            };
-        }
-        let is_successor = lease.successor.as_ref() == Some(&own);
-        let able_since = *slot.able_since.get_or_insert(now);
-        let delay = if is_successor { Duration::ZERO } else { delay };
-        let is_time = now >= able_since.saturating_add(delay) && (is_due || is_successor);
-        if !is_time {
-            return None;
-        }
-        let holder = lease.holder.as_ref().map(|holder| self.members.get(holder));
-        slot.takes_by = match holder {
-            // One that is heard has most likely given it up, and its Lease does not say so yet.
-            Some(holder) if !holder.is_some_and(|holder| is_heard(holder, now)) => Cause::Failure,
-            None if !is_successor => Cause::Free,
-            _ => Cause::Handover,
-        };
-        slot.begin(WriteKind::Take, number, Some(own), None, now)
-    }
-
-    /// Whether nothing but the order among gateways keeps this one from taking a slot.
-    fn may_take(&self, number: u32, now: Duration) -> bool {
-        let Some(slot) = self.slots.get(&number) else { return false };
-        let (Some(lease), Some(joined)) = (&slot.lease, self.joined) else { return false };
-        if !self.is_able() || (self.healthy == Some(false) && self.hears_healthy(now)) {
-            return false;
-        }
-        let released = lease.holder.is_none();
-        // Its holder had this term, so all of before are void.
-        let is_void = |term: u64| released && term <= lease.term;
-        if slot.promise.as_ref().is_some_and(|promise| promise.until > now && !is_void(promise.term)) {
-            return false;
-        }
-        let blocks = |member: &Member| {
-            let block = member.blocks.get(&number).filter(|block| block.until > now && !is_void(block.term));
-            is_heard(member, now) && block.is_some()
-        };
-        if self.members.values().any(blocks) {
-            return false;
-        }
-        let since = |time: Duration| now.saturating_sub(time);
-        if !released {
-            return since(slot.seen_at) >= PROMISE && since(joined) >= JOIN;
-        }
-        match &lease.successor {
-            Some(successor) if *successor != self.own => {
-                let answers = self.members.get(successor).is_some_and(|member| is_heard(member, now));
-                !answers || since(slot.seen_at) >= SUCCESSION
-            }
-            _ => true,
-        }
-    }
-
-    /// Whether another gateway answers that is ready and healthy.
-    fn hears_healthy(&self, now: Duration) -> bool {
-        let is_healthy = |member: &Member| member.ready_since.is_some() && member.is_healthy;
-        self.members.values().any(|member| is_heard(member, now) && is_healthy(member))
-    }
-
-    /// How long others have the precedence for a slot.
-    fn delay(&self, number: u32, now: Duration) -> Duration {
-        let own = self.count(now);
-        let before = |(name, member): &(&String, &Member)| {
-            is_heard(member, now)
-                && member.ready_since.is_some()
-                && member.held == own
-                && name.as_str() < self.own.as_str()
-        };
-        let place = u32::try_from(self.members.iter().filter(before).count()).unwrap_or(u32::MAX);
-        let order = DELAY_HELD.saturating_mul(own).saturating_add(DELAY_PLACE.saturating_mul(place));
-        let copy = if self.copies.contains(&number) { Duration::ZERO } else { DELAY_NO_COPY };
-        order.min(DELAY_LIMIT).saturating_add(copy)
-    }
-
     /// Since when members have been silent, for metrics: the age of the older confirmation of each held slot.
     pub fn since_confirmed(&self, now: Duration) -> Option<Duration> {
         self.claimed(now).map(|held| now.saturating_add(VALIDITY).saturating_sub(held.until)).max()
@@ -496,7 +377,7 @@ impl Hold {
     pub fn slot(&self, slot: u32) -> (u64, Option<String>) {
         let Some(slot) = self.slots.get(&slot) else { return (0, None) };
         let lease = slot.lease.clone().unwrap_or_default();
-        (slot.claim.unwrap_or(lease.term), lease.holder)
+        (slot.claim().unwrap_or(lease.term), lease.holder)
     }
 }
 

@@ -28,7 +28,7 @@ impl Hold {
             let of_it = able.iter_mut().filter(|(name, _)| name == successor);
             of_it.for_each(|(_, member)| member.held = member.held.saturating_add(1));
         }
-        for (number, slot) in self.slots.iter_mut().filter(|(_, slot)| slot.claim.is_some()) {
+        for (number, slot) in self.slots.iter_mut().filter(|(_, slot)| slot.claim().is_some()) {
             let with_copy = able.iter_mut().filter(|(_, member)| member.copies.contains(number));
             let first = with_copy.min_by_key(|(_, member)| (!member.is_healthy, member.held));
             if let Some((name, member)) = first {
@@ -46,7 +46,7 @@ impl Hold {
         let mut idle = self.able(SETTLED, now);
         idle.retain(|(_, member)| member.is_healthy && member.held == 0);
         let is_settled = |slot: &Slot| {
-            slot.claim.is_some() && slot.taken.is_none_or(|at| now >= at.saturating_add(SETTLED))
+            slot.claim().is_some() && slot.taken.is_none_or(|at| now >= at.saturating_add(SETTLED))
         };
         let settled = self.slots.iter_mut().rev().filter(|(_, slot)| is_settled(slot));
         for (number, slot) in settled {

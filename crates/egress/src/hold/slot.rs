@@ -23,12 +23,9 @@ pub(super) struct Slot {
     /// When the present version of the Lease was first seen.
     pub(super) seen_at: Duration,
     pub(super) promise: Option<Promise>,
-    /// The term with which this gateway holds the slot, be it confirmed or not.
-    pub(super) claim: Option<u64>,
-    /// Since when it does.
+    tenure: Tenure,
+    /// Since when this gateway has held the slot, or known that it does not.
     pub(super) taken: Option<Duration>,
-    /// Confirmations of that claim.
-    pub(super) confirmations: Confirmations,
     /// When the last write was answered, if it succeeded.
     answered: Option<Duration>,
     /// A write that has had no outcome yet.
@@ -43,20 +40,53 @@ pub(super) struct Slot {
     pub(super) able_since: Option<Duration>,
     /// Another gateway is to have it, once the API server is known to take writes.
     pub(super) is_to_go: bool,
-    /// It was given up, and the Lease does not say so yet.
-    given_up: Option<GivenUp>,
-    /// It was handed over, and may be used a little longer.
-    lingers: Option<Held>,
 }
 
-#[derive(Debug, Clone)]
-struct GivenUp {
-    /// The term with which it was held.
-    term: u64,
-    successor: Option<String>,
+/// How this gateway has the slot. One that was handed over lingers: it may be used a little longer.
+#[derive(Debug)]
+enum Tenure {
+    /// It holds the slot with this term, be it confirmed or not.
+    Claimed { term: u64, confirmations: Confirmations },
+    /// It held the slot with this term and gave it up, and the Lease does not say so yet.
+    GivenUp { term: u64, successor: Option<String>, lingers: Option<Held> },
+    /// It does not hold the slot.
+    NotHeld { lingers: Option<Held> },
+}
+
+impl Default for Tenure {
+    fn default() -> Self {
+        Self::NotHeld { lingers: None }
+    }
 }
 
 impl Slot {
+    /// The term with which this gateway holds the slot, be it confirmed or not.
+    pub(super) fn claim(&self) -> Option<u64> {
+        match &self.tenure {
+            Tenure::Claimed { term, .. } => Some(*term),
+            Tenure::GivenUp { .. } | Tenure::NotHeld { .. } => None,
+        }
+    }
+
+    fn confirmations(&mut self) -> Option<&mut Confirmations> {
+        match &mut self.tenure {
+            Tenure::Claimed { confirmations, .. } => Some(confirmations),
+            Tenure::GivenUp { .. } | Tenure::NotHeld { .. } => None,
+        }
+    }
+
+    /// Forgets members that are gone.
+    pub(super) fn retain(&mut self, is_member: impl Fn(&String) -> bool) {
+        if let Some(confirmations) = self.confirmations() {
+            confirmations.retain(is_member);
+        }
+    }
+
+    /// Whether the interval of writes is over.
+    pub(super) fn is_write_due(&self, now: Duration) -> bool {
+        self.wrote.is_none_or(|at| now >= at.saturating_add(WRITE))
+    }
+
     /// Whether a Lease differs from the known one, and is not newer.
     pub(super) fn is_older(&self, lease: &Lease) -> bool {
         self.lease.as_ref().is_some_and(|known| known.version >= lease.version && known != lease)
@@ -71,7 +101,9 @@ impl Slot {
         }
         if lease.as_ref().is_some_and(|lease| self.is_older(lease)) && began >= self.seen_at {
             (self.lease, self.in_flight, self.answered) = (None, None, None);
-            self.confirmations.forget_writes();
+            if let Some(confirmations) = self.confirmations() {
+                confirmations.forget_writes();
+            }
         }
         self.seen(own, lease, now);
     }
@@ -94,10 +126,12 @@ impl Slot {
         // If no Lease had the term that was promised, it counts no longer.
         self.promise = self.promise.take().filter(|promise| promise.until > now);
         if lease.holder.as_deref() != Some(own) {
-            self.given_up = None;
+            if let Tenure::GivenUp { lingers, .. } = &mut self.tenure {
+                self.tenure = Tenure::NotHeld { lingers: lingers.take() };
+            }
             self.lose();
         }
-        if self.claim.is_some_and(|claim| claim < lease.term) {
+        if self.claim().is_some_and(|claim| claim < lease.term) {
             self.lose();
         }
         self.lease = Some(lease);
@@ -107,12 +141,13 @@ impl Slot {
     pub(super) fn term(&self) -> u64 {
         let lease = self.lease.as_ref().map(|lease| lease.term);
         let promised = self.promise.as_ref().map(|promise| promise.term);
-        lease.max(self.claim).max(promised).unwrap_or(0)
+        lease.max(self.claim()).max(promised).unwrap_or(0)
     }
 
     fn lose(&mut self) {
-        self.claim = None;
-        self.confirmations = Confirmations::default();
+        if self.claim().is_some() {
+            self.tenure = Tenure::default();
+        }
     }
 
     /// Whether this gateway promises not to take the slot from the holder of this term.
@@ -126,11 +161,11 @@ impl Slot {
         let takes = self.open_take || self.in_flight.as_ref().is_some_and(|it| it.kind == WriteKind::Take);
         // Without the Lease, it does not know whether a greater term was given by itself before it started.
         let Some(lease) = self.lease.as_ref().filter(|_| !takes) else { return false };
-        if term > MAX_TERM || term < self.term() || self.claim == Some(term) {
+        if term > MAX_TERM || term < self.term() || self.claim() == Some(term) {
             return false;
         }
         // While this gateway holds the slot, no other one can have taken it, whatever it says.
-        if self.claim.is_some() && self.valid_until(members, now) > now {
+        if self.claim().is_some() && self.valid_until(members, now) > now {
             return false;
         }
         if lease.term == term && lease.holder.as_deref() != Some(from) {
@@ -151,45 +186,58 @@ impl Slot {
 
     /// Until when this gateway, or one to which it has promised so, has the slot.
     pub(super) fn blocked(&self, members: &BTreeMap<String, Member>, now: Duration) -> Option<Duration> {
-        let own = self.claim.map(|_| self.valid_until(members, now));
+        let own = self.claim().map(|_| self.valid_until(members, now));
         let promised = self.promise.as_ref().map(|promise| promise.until);
         own.max(promised).filter(|until| *until > now)
     }
 
     /// A member's answer to a heartbeat that was sent then.
     pub(super) fn reported(&mut self, from: &str, report: &Report, sent: Duration) {
-        if report.promised && self.claim == Some(report.term) {
-            self.confirmations.acknowledge(from, sent);
+        if let Tenure::Claimed { term, confirmations } = &mut self.tenure
+            && report.promised
+            && *term == report.term
+        {
+            confirmations.acknowledge(from, sent);
         }
     }
 
     /// Members that are new: their promises are missed only from now on, since they take nothing for a while.
     pub(super) fn joined(&mut self, members: &BTreeMap<String, Member>, new: &[&String], now: Duration) {
-        let Some(oldest) = self.oldest(members, now).filter(|_| self.claim.is_some()) else { return };
+        let oldest = self.oldest(members, now);
+        let (Some(oldest), Some(confirmations)) = (oldest, self.confirmations()) else { return };
         for name in new {
-            self.confirmations.join(name, oldest);
+            confirmations.join(name, oldest);
         }
     }
 
-    /// When the heartbeat was sent since which all members have promised; `None` if one has promised nothing.
+    /// When the heartbeat was sent since which all members have promised; `None` if one has promised nothing, or there is no claim.
     pub(super) fn oldest(&self, members: &BTreeMap<String, Member>, now: Duration) -> Option<Duration> {
-        self.confirmations.oldest(members.keys(), now)
+        match &self.tenure {
+            Tenure::Claimed { confirmations, .. } => confirmations.oldest(members.keys(), now),
+            Tenure::GivenUp { .. } | Tenure::NotHeld { .. } => None,
+        }
     }
 
     /// Until when a claim is confirmed.
     pub(super) fn valid_until(&self, members: &BTreeMap<String, Member>, now: Duration) -> Duration {
-        let confirmed = self.confirmations.last(members.keys(), now);
+        let confirmed = match &self.tenure {
+            Tenure::Claimed { confirmations, .. } => confirmations.last(members.keys(), now),
+            Tenure::GivenUp { .. } | Tenure::NotHeld { .. } => None,
+        };
         confirmed.map_or(Duration::ZERO, |at| at.saturating_add(VALIDITY))
     }
 
     /// Until when it may be used, with its term.
     pub(super) fn held(&self, members: &BTreeMap<String, Member>, now: Duration) -> Option<Held> {
-        let claimed = self.claim.map(|term| Held { term, until: self.valid_until(members, now) });
-        claimed.or(self.lingers).filter(|held| held.until > now)
+        let held = match &self.tenure {
+            Tenure::Claimed { term, .. } => Some(Held { term: *term, until: self.valid_until(members, now) }),
+            Tenure::GivenUp { lingers, .. } | Tenure::NotHeld { lingers } => *lingers,
+        };
+        held.filter(|held| held.until > now)
     }
 
     pub(super) fn is_given_up(&self) -> bool {
-        self.given_up.is_some()
+        matches!(self.tenure, Tenure::GivenUp { .. })
     }
 
     /// Gives the slot up to another gateway if the API server has just taken a write of its Lease, and else has that tried first: what was
@@ -197,14 +245,14 @@ impl Slot {
     pub(super) fn hand_over(&mut self, successor: &str, members: &BTreeMap<String, Member>, now: Duration) {
         let is_writable = self.answered.is_some_and(|at| now < at.saturating_add(WRITABLE));
         match (self.held(members, now), is_writable && self.in_flight.is_none()) {
-            _ if self.claim.is_none() => {}
+            _ if self.claim().is_none() => {}
             (held, true) => {
                 // Else the gateway before this one may linger still.
                 let is_settled = self.taken.is_none_or(|at| now >= at.saturating_add(LINGER));
                 let until = now.saturating_add(LINGER);
-                self.give_up(Some(successor.to_owned()));
-                self.lingers =
-                    held.filter(|_| is_settled).map(|held| Held { until: held.until.min(until), ..held });
+                let lingers = held.filter(|_| is_settled);
+                let lingers = lingers.map(|held| Held { until: held.until.min(until), ..held });
+                self.give_up(Some(successor.to_owned()), lingers);
             }
             (_, false) => self.is_to_go = true,
         }
@@ -212,24 +260,29 @@ impl Slot {
 
     /// To whom the slot was given up.
     pub(super) fn successor(&self) -> Option<&str> {
-        self.given_up.as_ref()?.successor.as_deref()
+        match &self.tenure {
+            Tenure::GivenUp { successor, .. } => successor.as_deref(),
+            Tenure::Claimed { .. } | Tenure::NotHeld { .. } => None,
+        }
     }
 
-    /// Gives the slot up.
-    pub(super) fn give_up(&mut self, successor: Option<String>) {
-        let term = self.claim.unwrap_or(0);
-        self.lose();
-        self.lingers = None;
-        self.given_up = Some(GivenUp { term, successor });
+    /// Gives the slot up, which may be used as `lingers` says.
+    pub(super) fn give_up(&mut self, successor: Option<String>, lingers: Option<Held>) {
+        let term = self.claim().unwrap_or(0);
+        self.tenure = Tenure::GivenUp { term, successor, lingers };
         // The first write does not wait for the interval of renewals.
         self.wrote = None;
     }
 
     /// The write that says that the slot was given up.
     pub(super) fn release(&mut self, number: u32, now: Duration) -> Option<Write> {
-        let successor = self.given_up.as_ref()?.successor.clone();
-        let is_due = self.wrote.is_none_or(|at| now >= at.saturating_add(WRITE));
-        if is_due { self.begin(WriteKind::Release, number, None, successor, now) } else { None }
+        let Tenure::GivenUp { successor, .. } = &self.tenure else { return None };
+        let successor = successor.clone();
+        if self.is_write_due(now) {
+            self.begin(WriteKind::Release, number, None, successor, now)
+        } else {
+            None
+        }
     }
 
     /// Begins a write.
@@ -243,11 +296,11 @@ impl Slot {
     ) -> Option<Write> {
         let lease = self.lease.as_ref()?;
         // That of its claim may be greater than the Lease's: after a restoration of etcd, or where a user has changed that.
-        let term = match kind {
-            WriteKind::Take => lease.term.saturating_add(1).min(MAX_TERM),
-            WriteKind::Renew => lease.term.max(self.claim.unwrap_or(0)),
-            WriteKind::Release => lease.term.max(self.given_up.as_ref().map_or(0, |it| it.term)),
-            WriteKind::Void => lease.term,
+        let term = match (kind, &self.tenure) {
+            (WriteKind::Take, _) => lease.term.saturating_add(1).min(MAX_TERM),
+            (WriteKind::Renew, Tenure::Claimed { term, .. })
+            | (WriteKind::Release, Tenure::GivenUp { term, .. }) => lease.term.max(*term),
+            (WriteKind::Release | WriteKind::Renew | WriteKind::Void, _) => lease.term,
         };
         let write = Write { slot, kind, base: lease.version, holder, term, successor, began: now };
         self.in_flight = Some(write.clone());
@@ -291,12 +344,14 @@ impl Slot {
         if !holds || is_given_up || is_superseded {
             return None;
         }
-        self.confirmations.renew(write.began);
-        if self.claim == Some(term) {
-            return None;
+        let mut confirmations = self.confirmations().map(std::mem::take).unwrap_or_default();
+        confirmations.renew(write.began);
+        let is_new = self.claim() != Some(term);
+        if is_new {
+            confirmations.forget_promises();
+            self.taken = Some(now);
         }
-        (self.claim, self.taken, self.lingers) = (Some(term), Some(now), None);
-        self.confirmations.forget_promises();
-        Some(if write.kind == WriteKind::Renew { Cause::Restart } else { self.takes_by })
+        self.tenure = Tenure::Claimed { term, confirmations };
+        is_new.then(|| if write.kind == WriteKind::Renew { Cause::Restart } else { self.takes_by })
     }
 }

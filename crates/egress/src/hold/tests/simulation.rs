@@ -410,7 +410,7 @@ impl Simulation {
         let held = hold.held(now);
         let undecided = hold.undecided();
         gateway.kernel.retain(|slot, _| undecided.contains(slot));
-        let lingers = |slot: &u32| hold.slots[slot].claim.is_none();
+        let lingers = |slot: &u32| hold.slots[slot].claim().is_none();
         gateway.kernel.extend(held.into_iter().map(|(slot, held)| (slot, (held.until, lingers(&slot)))));
         gateway.requests.extend(writes.iter().map(|write| (write.clone(), now)));
         let life = gateway.life;
