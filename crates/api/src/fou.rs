@@ -1,14 +1,37 @@
-//! Foo-over-UDP links as Coil v2 makes them: their names, and what their headers take.
+//! Foo-over-UDP links as Coil v2 makes them, and the gateways behind them: their names, what their headers take, and how a gateway is chosen.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use fairlead_address::IpFamily;
 use sha1::{Digest as _, Sha1};
 
 use crate::names::{IP6TNL_OVERHEAD, IPIP_OVERHEAD, LINK_PREFIX_FOU_IPV4, LINK_PREFIX_FOU_IPV6};
 
+/// Most gateways of a service address: `MAX_GATEWAYS` of the BPF programs.
+pub const MAX_GATEWAYS: usize = 32;
 /// Bytes of a UDP header (RFC 768).
 const UDP_OVERHEAD: u32 = 8;
+
+/// A gateway of a service address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Gateway {
+    /// Its address, of the family of the service address.
+    pub address: IpAddr,
+    /// It keeps its flows and gets no new ones.
+    pub is_draining: bool,
+}
+
+/// The gateways of a service address. Packets to a service address without any are dropped.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Service {
+    /// At most [`MAX_GATEWAYS`], in any order.
+    pub gateways: Vec<Gateway>,
+    /// All flows of one client go to the same gateway.
+    pub by_client: bool,
+    /// A flow without a packet for this long gets a new choice; `None` is never.
+    pub idle_timeout: Option<Duration>,
+}
 
 /// The name of a link to this address. Those of two IPv6 addresses may be the same.
 pub fn link_name(remote: IpAddr) -> String {

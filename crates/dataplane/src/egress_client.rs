@@ -1,9 +1,8 @@
 //! The rules and routes by which the packets of a client pod reach egress gateways, in the pod's network namespace.
 //!
-//! `fairlead-egress` decides what a pod has; its types are repeated here without Kubernetes, which no crate below the node
-//! program is linked with. Numbers are Coil's, so a pod that Coil has prepared is adopted: rules at 1800, 1900 and 2000–2100
-//! that look up the tables `main`, 117 or 118, and routes of protocol 30 in the latter two. Coil's rules have no protocol, and
-//! neither have ours. Everything else in the namespace belongs to other programs.
+//! `fairlead-egress` decides what a pod has. Numbers are Coil's, so a pod that Coil has prepared is adopted: rules at 1800, 1900 and
+//! 2000–2100 that look up the tables `main`, 117 or 118, and routes of protocol 30 in the latter two. Coil's rules have no protocol,
+//! and neither have ours. Everything else in the namespace belongs to other programs.
 //!
 //! A `throw` route leaves packets to a prefix inside of a destination to the rules after its table.
 //!
@@ -19,6 +18,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use fairlead_address::{DualStack, IpFamily};
+use fairlead_api::client_routing::ClientRouting;
 use fairlead_api::names::{ROUTE_PROTOCOL, TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE};
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{Route, RouteKind, RouteSocket};
@@ -32,50 +32,6 @@ pub use steps::{Occupied, Present, Step, Steps, steps};
 
 /// Protocol of Coil's rules of egress, and of ours (`RTPROT_UNSPEC`, `linux/rtnetlink.h`).
 pub(crate) const RULE_PROTOCOL: u8 = 0;
-
-/// What a client pod has of one address family.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct ClientRouting {
-    /// Rules by priority.
-    pub rules: Vec<ClientRule>,
-    /// Routes of egress.
-    pub routes: Vec<ClientRoute>,
-}
-
-/// A rule of a client pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ClientRule {
-    /// Priority: 1800, 1900 or 2000 to 2100.
-    pub priority: u32,
-    /// Which packets it is for.
-    pub destination: IpNet,
-    /// The table that it looks up: `main`, 117 or 118.
-    pub table: u32,
-}
-
-/// Where the packets of a route of a client pod go.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
-    /// Into the tunnel with a link of this name; while there is none, they are refused.
-    Link(String),
-    /// They are refused.
-    Refused,
-    /// Where the rules after the table say.
-    Excluded,
-}
-
-/// A route of a client pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClientRoute {
-    /// Its table: 117 or 118.
-    pub table: u32,
-    /// Destination, without host bits.
-    pub destination: IpNet,
-    /// Where packets go.
-    pub target: Target,
-    /// Connections that are opened from there to the pod are answered by the pod's uplink ([`Replies`]).
-    pub originating_only: bool,
-}
 
 /// Why a pod does not have the rules and routes that it should have.
 #[derive(Debug, thiserror::Error)]

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use fairlead_egress::EgressName;
 use fairlead_egress::annotation::chosen;
+use fairlead_egress::client::plan::{Desired, Plan, desired, usable};
 use fairlead_egress::problem::{EgressProblem, EgressReason};
 use fairlead_ipam::Key;
 use fairlead_netlink::netns::Netns;
@@ -17,7 +18,6 @@ use tokio::time::timeout;
 use super::Egress;
 use super::intent::{Intent, intent};
 use super::kernel::{self, Place};
-use super::plan::{Desired, Plan, desired, usable};
 use super::pod_egress::PodEgress;
 use super::sandboxes::Sandbox;
 

@@ -18,7 +18,9 @@ use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
 use fairlead_egress::annotation::chosen;
 use fairlead_egress::client::cluster_ranges;
+use fairlead_egress::client::plan::{Asking, Cluster, Plan, plan, usable};
 use fairlead_egress::problem::EgressProblem;
+use fairlead_egress::selection::Selectors;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -27,11 +29,9 @@ use kube::api::{ObjectMeta, PartialObjectMeta};
 
 use super::annotations::egress_annotations;
 use super::objects::{CachedEgress, SlimService, ranges_of, subnets};
-use super::plan::{Asking, Cluster, Plan, plan, usable};
 use super::registrar::endpoints::{
     CachedSlice, Endpoints, GatewayEndpoint, GatewayPlace, GatewayUid, Preferred, joined, limit,
 };
-use super::selection::Selectors;
 
 /// The MTU of a pod in bytes where it is not known: any that is large enough for a tunnel gives the same way.
 const ANY_MTU: u32 = 1500;
@@ -72,7 +72,9 @@ impl Selection {
         let name =
             |namespace: &PartialObjectMeta<Namespace>| namespace.metadata.name.clone().unwrap_or_default();
         Self {
-            selectors: Selectors::of(egresses.iter().map(CachedEgress::from)),
+            selectors: Selectors::of(
+                egresses.iter().map(CachedEgress::from).map(|it| (it.name, it.selectors)),
+            ),
             namespaces: namespaces.iter().map(|it| (name(it), it.metadata.clone())).collect(),
             unread: Vec::new(),
         }
@@ -268,7 +270,10 @@ impl Known {
         let ranges: Vec<IpNet> =
             pools.chain(services).chain(objects.nodes.iter().flat_map(ranges_of)).collect();
         let egresses: Vec<CachedEgress> = objects.egresses.iter().map(CachedEgress::from).collect();
-        let mut cluster = Cluster::of(&egresses, &objects.services);
+        let mut cluster = Cluster::of(
+            egresses.iter().map(|egress| (egress.name.clone(), egress.known.clone())),
+            objects.services.iter().map(SlimService::named),
+        );
         let in_cluster: PrefixSet = ranges.iter().collect();
         for known in cluster.egresses.values_mut() {
             // What the controller is about to write.

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fairlead_egress::EgressName;
+use fairlead_egress::client::plan::Way;
 use tokio::sync::watch;
 
-use super::registrar::{Client, Registrar, Way};
+use super::registrar::{Client, Registrar};
 
 /// Gateways of all Egresses, as the egress of pods asks them.
 #[tonic::async_trait]

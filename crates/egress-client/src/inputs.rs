@@ -11,7 +11,9 @@ use fairlead_cluster::caches::{self, Cache, Refusal};
 use fairlead_cluster::lean;
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::EgressName;
+use fairlead_egress::client::plan::Cluster;
 use fairlead_egress::objects::selector_of_all;
+use fairlead_egress::selection::Selectors;
 use fairlead_egress::selectors::Labels;
 use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Namespace;
@@ -22,8 +24,6 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 
 use super::objects::{CachedEgress, SlimService};
-use super::plan::Cluster;
-use super::selection::Selectors;
 use super::switches::EgressSwitches;
 
 /// How long an ADD waits for first lists.
@@ -109,7 +109,9 @@ impl Inputs {
         {
             return Some(Arc::clone(selectors));
         }
-        let read = Selectors::of(self.egresses());
+        let read = Selectors::of(
+            self.egresses().iter().map(|egress| (egress.name.clone(), egress.selectors.clone())),
+        );
         let same = last.as_ref().map(|(_, known)| known).filter(|known| ***known == read).cloned();
         let selectors = same.unwrap_or_else(|| Arc::new(read));
         *last = Some((generation, Arc::clone(&selectors)));
@@ -213,7 +215,9 @@ impl Inputs {
     }
 
     fn read(&self) -> Cluster {
-        let cluster = Cluster::of(self.egresses(), self.services.store.state());
+        let egresses = self.egresses();
+        let known = egresses.iter().map(|egress| (egress.name.clone(), egress.known.clone()));
+        let cluster = Cluster::of(known, self.services.store.state().iter().map(|service| service.named()));
         Cluster { originating_only: self.switches.originating_only, ..cluster }
     }
 

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
 use fairlead_egress::annotation::chosen;
+use fairlead_egress::client::plan::{Asking, Cluster, Plan, plan};
 use fairlead_egress::problem::EgressProblem;
 
 use super::annotations::egress_annotations;
-use super::plan::{Asking, Cluster, Plan, plan};
 use super::sandboxes::Sandbox;
 
 /// What is to be done with an attachment.

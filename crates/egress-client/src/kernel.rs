@@ -8,9 +8,11 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use fairlead_address::{DualStack, IntervalSet, IpFamily};
+use fairlead_api::client_routing::{ClientRouting, Target};
 use fairlead_api::fou::is_link_name;
-use fairlead_dataplane::egress_client::{self, ClientRouting, Replies, Step, Target};
+use fairlead_dataplane::egress_client::{self, Replies, Step};
 use fairlead_dataplane::uplink::{self, SysctlError};
+use fairlead_egress::client::plan::{Desired, Tunnel};
 use fairlead_egress::client::replies_by_uplink;
 use fairlead_fou::{Peer, Settings, TunnelLink, Tunnels, link_mtu};
 use fairlead_netlink::netns::Netns;
@@ -18,7 +20,6 @@ use fairlead_netlink::route::{
     ChangeSignal, FilterHook, KIND_IFB, KIND_IP6TNL, KIND_IPIP, Link, RouteSocket, delete_link,
 };
 
-use super::plan::{Desired, Tunnel};
 use super::programs::ProgramStock;
 
 /// Why a pod does not have what it should have.
@@ -173,16 +174,13 @@ pub(crate) fn remove(place: Place<'_>) -> Result<Vec<String>> {
 
 /// Whose connections are answered by `eth0` although routes of this routing have their addresses.
 fn replies(place: Place<'_>, routing: &DualStack<ClientRouting, ClientRouting>) -> Replies {
-    let peers = |family: IpFamily, of: Option<&ClientRouting>| {
-        let routes = of.into_iter().flat_map(|routing| &routing.routes);
-        let routes = routes.map(|it| {
-            (it.table, it.destination, (it.target != Target::Excluded).then_some(it.originating_only))
-        });
-        if routes.clone().any(|(_, _, originating_only)| originating_only == Some(true)) {
-            replies_by_uplink(family, routes)
-        } else {
-            IntervalSet::empty(family)
+    let peers = |family: IpFamily, of: Option<&ClientRouting>| match of {
+        Some(of)
+            if of.routes.iter().any(|route| route.target != Target::Excluded && route.originating_only) =>
+        {
+            replies_by_uplink(family, &of.routes)
         }
+        Some(_) | None => IntervalSet::empty(family),
     };
     let peers = [peers(IpFamily::V4, routing.ipv4.as_ref()), peers(IpFamily::V6, routing.ipv6.as_ref())];
     Replies { uplink: place.ifname.to_owned(), peers }
@@ -369,3 +367,6 @@ fn missing(step: &Step) -> String {
         Step::DeleteRule(rule) => format!("the pod should not have {rule}"),
     }
 }
+
+#[cfg(test)]
+mod tests;

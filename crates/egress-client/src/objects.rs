@@ -1,7 +1,6 @@
 //! What is read of Egresses, their Services and the ranges of the cluster: by the watches of the node program, and by the command line.
 //! Pure.
 
-use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,6 +13,7 @@ use fairlead_cluster::nodes::SlimNode;
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::EgressName;
 use fairlead_egress::client::SourcePort;
+use fairlead_egress::client::plan::{KnownEgress, KnownService};
 use fairlead_egress::destinations::Destinations;
 use fairlead_egress::selectors::PodSelectors;
 use ipnet::IpNet;
@@ -22,8 +22,6 @@ use kube::api::ObjectMeta;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use serde::{Deserialize, Serialize};
-
-use super::plan::{Cluster, KnownEgress, KnownService};
 
 /// Most source addresses of an Egress that count.
 const MAX_SOURCE_ADDRESSES: usize = 256;
@@ -193,6 +191,11 @@ struct ClientIp {
 }
 
 impl SlimService {
+    /// Name of its Egress, with what a client needs of it.
+    pub(crate) fn named(&self) -> (EgressName, KnownService) {
+        (name_of(&self.metadata), self.known())
+    }
+
     fn known(&self) -> KnownService {
         let spec = &self.spec;
         let udp = spec.ports.iter().find(|port| port.protocol == "UDP");
@@ -218,25 +221,6 @@ pub(crate) fn ranges_of(node: &SlimNode) -> impl Iterator<Item = IpNet> + '_ {
 /// The ranges of the cluster as the controller has written them into the status of an Egress.
 fn written_ranges(written: &[String]) -> Vec<IpNet> {
     written.iter().filter_map(|text| text.parse::<IpNet>().ok()).collect()
-}
-
-impl Cluster {
-    /// What client pods are planned by. A Service without an Egress of its name does not count.
-    pub(crate) fn of(
-        egresses: impl IntoIterator<Item = impl Borrow<CachedEgress>>,
-        services: impl IntoIterator<Item = impl Borrow<SlimService>>,
-    ) -> Self {
-        let known = |egress: &CachedEgress| (egress.name.clone(), egress.known.clone());
-        let mut egresses: BTreeMap<EgressName, KnownEgress> =
-            egresses.into_iter().map(|egress| known(egress.borrow())).collect();
-        for service in services {
-            let service: &SlimService = service.borrow();
-            if let Some(egress) = egresses.get_mut(&name_of(&service.metadata)) {
-                egress.service = Some(service.known());
-            }
-        }
-        Self { egresses, originating_only: false }
-    }
 }
 
 /// The subnets of a pool. Blocks lie in pools: a pool is not deleted before its blocks.

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
+use fairlead_egress::client::plan::{Cluster, desired};
 use fairlead_egress::problem::{EgressProblem, EgressReason};
 use fairlead_ipam::Key;
 use fairlead_netlink::netns::Netns;
@@ -29,7 +30,6 @@ use self::pods::Pods;
 use super::annotations::egress_annotations;
 use super::intent::{Intent, annotations, intent};
 use super::kernel::{self, Place};
-use super::plan::{Cluster, desired};
 use super::pod_egress::PodEgress;
 use super::sandboxes::{self, Sandbox};
 use crate::registrar::Client;

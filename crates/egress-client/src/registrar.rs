@@ -3,7 +3,7 @@
 //! * `endpoints`: the gateways, from EndpointSlices.
 //! * `session`, `health`, `registry`: pure; what to send to each gateway, which gateways answer, and what follows.
 //! * `link`, `gateway`, `token`, `probes`: connections, tokens and ICMP; these tasks share `registrations`.
-//! * `client`, `way`, `heard_hold`, `refusal`, `not_registered`: what goes in, what comes out, and why something does not.
+//! * `client`, `heard_hold`, `refusal`, `not_registered`: what goes in, what comes out, and why something does not.
 //!
 //! A gateway is used for a client once it has confirmed it, as long as EndpointSlices show it and it answers echo requests, also when the
 //! stream to it ends: gateways keep the clients that they have.
@@ -24,7 +24,6 @@ mod session;
 #[cfg(test)]
 pub(crate) mod tests;
 mod token;
-mod way;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -35,6 +34,7 @@ use fairlead_api::names::EGRESS_REGISTRATION_PORT;
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::EgressName;
+use fairlead_egress::client::plan::Way;
 use fairlead_wire::egress as wire;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -47,7 +47,6 @@ use self::metrics::RegistrarMetrics;
 pub(crate) use self::not_registered::NotRegistered;
 use self::registrations::Registrations;
 use self::token::RequestToken;
-pub(crate) use self::way::Way;
 use super::objects::CachedEgress;
 
 /// How long [`Registrar::registered`] waits, just less than its callers.

@@ -11,13 +11,12 @@ mod selectors;
 use std::time::Duration;
 
 use bed::{BEHIND, Bed, GATEWAY, Objects, Pod, SERVICE, egress, gateways, service, shown, within};
+use fairlead_egress::client::plan::Way;
 use fairlead_egress::problem::EgressReason;
 use fairlead_pods::cni::{EgressRequest, Reason};
 use nix::libc;
 use serde_json::json;
 use testbed_netns::Monitor;
-
-use super::registrar::Way;
 
 const INTERNET: &str = "internet/nat";
 const DOMESTIC: &str = "domestic/nat";

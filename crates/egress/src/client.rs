@@ -14,9 +14,10 @@
 //! An address has the longest destination with it whose Egress does not exclude it (`spec.excludedDestinations`). Where no Egress
 //! has an excluded prefix, a `throw` route leaves its packets to the rules after the table.
 //!
-//! [`routing`] computes them; where it fails, the pod must not start, as its packets would leave by `eth0`.
+//! [`plan`] computes them; where it fails, the pod must not start, as its packets would leave by `eth0`.
 
 mod link;
+pub mod plan;
 mod problem;
 mod replies;
 mod routes;
@@ -25,88 +26,62 @@ mod rules;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::IpAddr;
 
 use fairlead_address::{DualStack, DualStackAddrs, IpFamily, PrefixSet};
-use fairlead_api::names::{FOU_PORT, ROUTE_PROTOCOL};
+use fairlead_api::client_routing::{ClientRouting, ClientRule, Target};
+use fairlead_api::names::FOU_PORT;
 use ipnet::IpNet;
 
 use crate::EgressName;
 use crate::destinations::Destinations;
 use routes::{Claim, Claims};
 
-pub use link::{Link, SourcePort, link_name};
-pub use problem::{Problem, Problems};
+use link::Link;
+pub use link::SourcePort;
+pub use problem::Problem;
+pub(crate) use problem::Problems;
 pub use replies::replies_by_uplink;
-pub use rules::{Rule, TABLE_MAIN, cluster_ranges, table_of};
+pub use rules::{TABLE_MAIN, cluster_ranges};
 
 /// A pod that asks for egress gateways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ClientPod {
-    /// Its addresses.
-    pub addresses: DualStackAddrs,
+struct ClientPod {
+    addresses: DualStackAddrs,
     /// MTU of its `eth0` in bytes.
-    pub mtu: u32,
+    mtu: u32,
 }
 
 /// The gateways of one Egress, as a client pod reaches them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gateways {
+struct Gateways {
     /// ClusterIPs of the Service.
-    pub cluster_ips: DualStackAddrs,
+    cluster_ips: DualStackAddrs,
     /// UDP port of the Service.
-    pub port: u16,
+    port: u16,
     /// What is reached through the gateways.
-    pub destinations: Destinations,
+    destinations: Destinations,
     /// UDP source port of what the pod sends.
-    pub source_port: SourcePort,
+    source_port: SourcePort,
     /// Only connections that the pod opens go through them: replies to others leave by `eth0`.
-    pub originating_only: bool,
+    originating_only: bool,
 }
 
 /// Destinations of an Egress whose gateways cannot be used: packets to them are refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unusable {
+struct Unusable {
     /// What is refused.
-    pub destinations: Destinations,
+    destinations: Destinations,
     /// Only connections that the pod opens are refused.
-    pub originating_only: bool,
+    originating_only: bool,
 }
 
 /// What a client pod has of one address family.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Routing {
-    /// Rules by priority.
-    pub rules: Vec<Rule>,
+struct FamilyPlan {
     /// Links by name.
-    pub links: Vec<Link>,
-    /// Routes by table and destination.
-    pub routes: Vec<Route>,
-}
-
-/// Where the packets of a route go.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Target {
-    /// Into the link of this name.
-    Link(String),
-    /// Nowhere: the Egress that has the destination cannot be used.
-    Refused,
-    /// Where the rules after the table say: the prefix is excluded from a destination around it.
-    Excluded,
-}
-
-/// A route of protocol [`ROUTE_PROTOCOL`].
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Route {
-    /// Routing table.
-    pub table: u32,
-    /// Destination, without host bits.
-    pub destination: IpNet,
-    /// Where packets go.
-    pub target: Target,
-    /// Replies to connections that were opened from there do not take it.
-    pub originating_only: bool,
+    links: Vec<Link>,
+    routing: ClientRouting,
 }
 
 /// What a pod has of each address family that it has an address of. Of a prefix that is a destination of an Egress of `egresses` and of one
@@ -115,12 +90,12 @@ pub struct Route {
 ///
 /// # Errors
 /// All problems. With any of them packets would go where they must not, or nowhere.
-pub fn routing(
+fn routing(
     pod: &ClientPod,
     egresses: &BTreeMap<EgressName, Gateways>,
     unusable: &[Unusable],
     in_cluster: &PrefixSet,
-) -> Result<DualStack<Routing, Routing>, Problems> {
+) -> Result<DualStack<FamilyPlan, FamilyPlan>, Problems> {
     let mut problems = without_destination(pod, egresses);
     let plan = |address: IpAddr| {
         let mut planner = Planner { family: IpFamily::of(address), problems: Vec::new() };
@@ -188,7 +163,7 @@ impl Planner {
         egresses: &BTreeMap<EgressName, Gateways>,
         unusable: &[Unusable],
         in_cluster: &PrefixSet,
-    ) -> Routing {
+    ) -> FamilyPlan {
         let family = self.family;
         let mut links: BTreeMap<String, (&EgressName, Link)> = BTreeMap::new();
         let mut claims = Claims::default();
@@ -222,7 +197,8 @@ impl Planner {
             claims
                 .add(family, Claim { egress: None, target: Target::Refused, destinations, originating_only });
         }
-        Routing { rules, links: links.into_values().map(|(_, link)| link).collect(), routes: claims.routes() }
+        let routing = ClientRouting { rules, routes: claims.routes() };
+        FamilyPlan { links: links.into_values().map(|(_, link)| link).collect(), routing }
     }
 
     /// The link to the gateways; `None` if they have no destination of this family, or a problem.
@@ -249,7 +225,7 @@ impl Planner {
     /// The outer packets of every tunnel must leave by `eth0`.
     fn check_tunnels(
         &mut self,
-        rules: &[Rule],
+        rules: &[ClientRule],
         links: &BTreeMap<String, (&EgressName, Link)>,
         claims: &Claims<'_>,
     ) {
@@ -265,45 +241,5 @@ impl Planner {
                 }
             }
         }
-    }
-}
-
-impl Routing {
-    /// The route into a link, or of refusal, that the kernel takes for a packet to this address; `None` if the packet is left to the
-    /// table `main`.
-    pub fn lookup(&self, destination: IpAddr) -> Option<&Route> {
-        for rule in self.rules.iter().filter(|rule| rule.matches(destination)) {
-            if rule.table == TABLE_MAIN {
-                return None;
-            }
-            let routes = self.routes.iter().filter(|route| route.table == rule.table);
-            let matching = routes.filter(|route| route.destination.contains(&destination));
-            let longest = matching.max_by_key(|route| route.destination.prefix_len());
-            if let Some(route) = longest.filter(|route| route.target != Target::Excluded) {
-                return Some(route);
-            }
-        }
-        None
-    }
-}
-
-/// As `ip route show table TABLE` prints it.
-impl fmt::Display for Route {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { destination, target, .. } = self;
-        match target {
-            Target::Link(_) => {}
-            Target::Refused => write!(f, "unreachable ")?,
-            Target::Excluded => write!(f, "throw ")?,
-        }
-        match destination.prefix_len() {
-            0 => write!(f, "default")?,
-            length if length == destination.max_prefix_len() => write!(f, "{}", destination.addr())?,
-            _ => write!(f, "{destination}")?,
-        }
-        if let Target::Link(link) = target {
-            write!(f, " dev {link}")?;
-        }
-        write!(f, " proto {ROUTE_PROTOCOL}")
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! * [`annotation`]: the gateways that the annotations of a pod name.
 //! * [`destinations`]: the prefixes of an Egress.
-//! * [`client`]: rules, routes and links of a client pod.
+//! * [`client`]: rules, routes and tunnels of a client pod, by what is known of the cluster.
 //! * [`choice`]: the gateway of a client or of a flow, among those that are ready.
 //! * [`hold`]: which gateway holds a source address.
 //! * [`options`]: what an Egress asks of its gateways beside destinations.
@@ -10,7 +10,7 @@
 //! * [`objects`]: Deployment, Service and the other objects of an Egress, to be applied.
 //! * [`problem`]: why a pod does not use the gateways that it asks for.
 //! * [`registration`]: which token a gateway accepts.
-//! * [`selectors`]: the pods that an Egress selects by their labels.
+//! * [`selectors`]: the pods that an Egress selects by their labels; [`selection`]: the Egresses that select a pod.
 //! * [`sources`]: source addresses that float among gateways: who may have them, and their Leases.
 //! * [`status`]: what the status of an Egress says.
 //!
@@ -28,6 +28,7 @@ pub mod objects;
 pub mod options;
 pub mod problem;
 pub mod registration;
+pub mod selection;
 pub mod selectors;
 pub mod sources;
 pub mod status;

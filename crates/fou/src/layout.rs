@@ -2,15 +2,12 @@
 //! network order, numbers in the host's.
 
 use std::net::IpAddr;
-use std::time::Duration;
 
 use fairlead_address::{DualStackAddrs, IpFamily};
+use fairlead_api::fou::{Gateway, MAX_GATEWAYS, Service};
 use ipnet::IpNet;
 
 use crate::{Error, Result};
-
-/// Gateways a service address can have: `MAX_GATEWAYS` of the programs.
-pub const MAX_GATEWAYS: usize = 32;
 
 /// Clients of a gateway, and their tunnel links: `max_entries` of the maps.
 pub const MAX_CLIENTS: usize = 4096;
@@ -72,26 +69,6 @@ pub enum Peer {
         /// The service address.
         service: IpAddr,
     },
-}
-
-/// A gateway of a service address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Gateway {
-    /// Its address, of the family of the service address.
-    pub address: IpAddr,
-    /// It keeps its flows and gets no new ones.
-    pub is_draining: bool,
-}
-
-/// The gateways of a service address. Packets to a service address without any are dropped.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Service {
-    /// At most [`MAX_GATEWAYS`], in any order.
-    pub gateways: Vec<Gateway>,
-    /// All flows of one client go to the same gateway.
-    pub by_client: bool,
-    /// A flow without a packet for this long gets a new choice; `None` is never.
-    pub idle_timeout: Option<Duration>,
 }
 
 /// `enum role`.
@@ -174,35 +151,33 @@ impl Peer {
     }
 }
 
-impl Service {
-    /// `struct service`, the same for the same gateways in any order.
-    pub(crate) fn bytes(&self, service: IpAddr) -> Result<ServiceBytes> {
-        let what = || format!("set the gateways of {service}");
-        let mut gateways = self.gateways.clone();
-        gateways.sort_unstable();
-        gateways.dedup();
-        if gateways.len() > MAX_GATEWAYS {
-            let reason = format!("it has {} of them, and {MAX_GATEWAYS} are possible", gateways.len());
-            return Err(Error::invalid(what(), reason));
-        }
-        let is_other = |gateway: &&Gateway| IpFamily::of(gateway.address) != IpFamily::of(service);
-        if let Some(other) = gateways.iter().find(is_other) {
-            return Err(Error::invalid(what(), format!("gateway {} is of another family", other.address)));
-        }
-        let idle =
-            self.idle_timeout.map_or(0, |idle| u64::try_from(idle.as_nanos()).unwrap_or(u64::MAX).max(1));
-        let count = u32::try_from(gateways.len()).unwrap_or_default();
-        let mut bytes = [0; 656];
-        let rest = write(
-            &mut bytes,
-            &[&idle.to_ne_bytes(), &count.to_ne_bytes(), &u32::from(self.by_client).to_ne_bytes()],
-        );
-        for (gateway, slot) in gateways.iter().zip(rest.chunks_exact_mut(20)) {
-            let state = if gateway.is_draining { GATEWAY_DRAINING } else { GATEWAY_LIVE };
-            write(slot, &[&address(gateway.address), &state.to_ne_bytes()]);
-        }
-        Ok(bytes)
+/// `struct service`, the same for the same gateways in any order.
+pub(crate) fn service_bytes(service: &Service, address_of: IpAddr) -> Result<ServiceBytes> {
+    let what = || format!("set the gateways of {address_of}");
+    let mut gateways = service.gateways.clone();
+    gateways.sort_unstable();
+    gateways.dedup();
+    if gateways.len() > MAX_GATEWAYS {
+        let reason = format!("it has {} of them, and {MAX_GATEWAYS} are possible", gateways.len());
+        return Err(Error::invalid(what(), reason));
     }
+    let is_other = |gateway: &&Gateway| IpFamily::of(gateway.address) != IpFamily::of(address_of);
+    if let Some(other) = gateways.iter().find(is_other) {
+        return Err(Error::invalid(what(), format!("gateway {} is of another family", other.address)));
+    }
+    let idle =
+        service.idle_timeout.map_or(0, |idle| u64::try_from(idle.as_nanos()).unwrap_or(u64::MAX).max(1));
+    let count = u32::try_from(gateways.len()).unwrap_or_default();
+    let mut bytes = [0; 656];
+    let rest = write(
+        &mut bytes,
+        &[&idle.to_ne_bytes(), &count.to_ne_bytes(), &u32::from(service.by_client).to_ne_bytes()],
+    );
+    for (gateway, slot) in gateways.iter().zip(rest.chunks_exact_mut(20)) {
+        let state = if gateway.is_draining { GATEWAY_DRAINING } else { GATEWAY_LIVE };
+        write(slot, &[&address(gateway.address), &state.to_ne_bytes()]);
+    }
+    Ok(bytes)
 }
 
 /// Writes fields one after the other and returns what is behind them.
@@ -217,6 +192,8 @@ fn write<'a>(mut bytes: &'a mut [u8], fields: &[&[u8]]) -> &'a mut [u8] {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn ip(text: &str) -> IpAddr {
@@ -256,8 +233,8 @@ mod tests {
             ..Service::default()
         };
         let service = ip("10.0.0.1");
-        let bytes = of(&["10.1.0.2", "10.1.0.1"]).bytes(service).unwrap();
-        assert_eq!(of(&["10.1.0.1", "10.1.0.2", "10.1.0.1"]).bytes(service).unwrap(), bytes);
+        let bytes = service_bytes(&of(&["10.1.0.2", "10.1.0.1"]), service).unwrap();
+        assert_eq!(service_bytes(&of(&["10.1.0.1", "10.1.0.2", "10.1.0.1"]), service).unwrap(), bytes);
         assert_eq!(bytes[8..12], 2u32.to_ne_bytes());
         assert_eq!(bytes[16..32], address(ip("10.1.0.1")));
         assert_eq!(bytes[32..36], GATEWAY_LIVE.to_ne_bytes());
@@ -267,9 +244,9 @@ mod tests {
     fn what_the_programs_cannot_do_is_an_error() {
         let service = |gateways| Service { gateways, ..Service::default() };
         let many: Vec<_> = (0..33).map(|last| gateway(&format!("10.1.0.{last}"))).collect();
-        let error = service(many).bytes(ip("10.0.0.1")).unwrap_err().to_string();
+        let error = service_bytes(&service(many), ip("10.0.0.1")).unwrap_err().to_string();
         assert_eq!(error, "cannot set the gateways of 10.0.0.1: it has 33 of them, and 32 are possible");
-        assert!(service(vec![gateway("fd00::1")]).bytes(ip("10.0.0.1")).is_err());
+        assert!(service_bytes(&service(vec![gateway("fd00::1")]), ip("10.0.0.1")).is_err());
         let link =
             |local, remote| TunnelLink { local: ip(local), remote: Some(ip(remote)), source_port: None };
         assert!(link("10.0.0.1", "fd00::1").bytes(3).is_err());
@@ -280,6 +257,6 @@ mod tests {
     #[test]
     fn the_shortest_idle_timeout_is_not_none() {
         let service = Service { idle_timeout: Some(Duration::ZERO), ..Service::default() };
-        assert_eq!(service.bytes(ip("10.0.0.1")).unwrap()[..8], 1u64.to_ne_bytes());
+        assert_eq!(service_bytes(&service, ip("10.0.0.1")).unwrap()[..8], 1u64.to_ne_bytes());
     }
 }

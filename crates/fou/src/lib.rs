@@ -6,7 +6,7 @@
 //!
 //! * [`Tunnels`]: the programs at an uplink, their maps, and the tunnel links, in one network namespace.
 //! * [`Programs`]: the programs before they are attached, which may be loaded ahead.
-//! * [`TunnelLink`], [`Peer`], [`Service`]: what the maps hold. Callers pass the whole desired state; what differs is changed.
+//! * [`TunnelLink`], [`Peer`], [`Service`](fairlead_api::fou::Service): what the maps hold. Callers pass the whole desired state; what differs is changed.
 //! * [`Counter`], [`Counters`], [`Flow`]: what the programs report.
 //!
 //! The kernel holds everything: filters, programs and maps stay when the process ends, and the next one adopts them by the
@@ -31,7 +31,7 @@ mod tunnels;
 pub use counters::{ClientTraffic, Counter, Counters};
 pub use error::{Error, Result};
 pub use flows::Flow;
-pub use layout::{Gateway, MAX_ALLOWED, MAX_CLIENTS, MAX_GATEWAYS, Peer, Service, Settings, TunnelLink};
+pub use layout::{MAX_ALLOWED, MAX_CLIENTS, Peer, Settings, TunnelLink};
 pub use links::{link_mtu, link_name};
 pub use tunnels::{Programs, Tunnels, is_own_filter};
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
+use fairlead_api::fou::Service;
 use fairlead_netlink::route::{FilterHook, RouteSocket};
 use ipnet::IpNet;
 use testbed_netns::Namespace;

@@ -7,6 +7,7 @@ use std::os::fd::AsFd as _;
 
 use aya::Pod;
 use aya::maps::{HashMap, MapData, MapError, PerCpuValues, lpm_trie};
+use fairlead_api::fou::Service;
 use fairlead_netlink::route::{
     BpfFilter, FilterHook, FilterPlace, KIND_IFB, Link, RouteSocket, add_clsact, delete_bpf_filter,
     set_bpf_filter,
@@ -17,7 +18,7 @@ use crate::difference::{Difference, Step, difference, steps};
 use crate::kernel::{self, EGRESS, INGRESS, Loaded, NamedMaps, Program, VERSION, map_failed};
 use crate::layout::{self, AddressBytes, TrafficNumbers};
 use crate::{
-    ClientTraffic, Counter, Counters, Error, Flow, Peer, Result, Service, Settings, TunnelLink, flows, links,
+    ClientTraffic, Counter, Counters, Error, Flow, Peer, Result, Settings, TunnelLink, flows, links,
 };
 
 /// Before the filters of other programs, which would end the processing of a packet.
@@ -257,7 +258,7 @@ impl Tunnels {
     /// A service has too many gateways or one of another family, there are more than 64 services, or the kernel refuses.
     pub fn set_services(&mut self, wanted: &BTreeMap<IpAddr, Service>) -> Result<usize> {
         let bytes = |(address, service): (&IpAddr, &Service)| {
-            Ok((layout::address(*address), service.bytes(*address)?))
+            Ok((layout::address(*address), layout::service_bytes(service, *address)?))
         };
         let bytes = wanted.iter().map(bytes).collect::<Result<_>>()?;
         apply("the gateways of services", &mut self.loaded.maps.services, &bytes)

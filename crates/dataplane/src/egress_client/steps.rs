@@ -10,6 +10,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use fairlead_address::IpFamily;
+use fairlead_api::client_routing::{ClientRoute, ClientRouting, ClientRule, Target};
 use fairlead_api::names::{
     ROUTE_PROTOCOL, RULE_PRIORITY_EGRESS_LINK_LOCAL, RULE_PRIORITY_EGRESS_NARROW,
     RULE_PRIORITY_EGRESS_PRIVATE, RULE_PRIORITY_EGRESS_WIDE, TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE,
@@ -19,7 +20,7 @@ use fairlead_netlink::route::{
     Route, RouteKind, Rule, Scope, TABLE_MAIN, add_route, add_rule, delete_route, delete_rule, replace_route,
 };
 
-use super::{ClientRoute, ClientRouting, ClientRule, RULE_PROTOCOL, Target};
+use super::RULE_PROTOCOL;
 use crate::routes::unreachable;
 
 /// The rules of one family, and its routes of the tables 117 and 118, in the kernel's order.

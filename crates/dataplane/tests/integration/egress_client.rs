@@ -7,7 +7,8 @@ use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use fairlead_address::DualStack;
-use fairlead_dataplane::egress_client::{ClientRoute, ClientRouting, ClientRule, Error, Step, Target, sync};
+use fairlead_api::client_routing::{ClientRoute, ClientRouting, ClientRule, Target};
+use fairlead_dataplane::egress_client::{Error, Step, sync};
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::RouteSocket;
 use ipnet::IpNet;

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd};
 
 use fairlead_address::DualStack;
-use fairlead_dataplane::egress_client::{self, ClientRoute, ClientRouting, ClientRule, Target};
+use fairlead_api::client_routing::{ClientRoute, ClientRouting, ClientRule, Target};
+use fairlead_dataplane::egress_client;
 use fairlead_dataplane::pods::{self, PodSpec};
 use fairlead_dataplane::routes::{
     LOOPBACK_INDEX, ensure_rules, mesh_rules, pod_rules, sync_blocks, sync_export,

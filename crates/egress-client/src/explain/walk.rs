@@ -3,17 +3,17 @@
 use std::net::IpAddr;
 
 use fairlead_address::IpFamily;
+use fairlead_api::client_routing::{ClientRoute, ClientRouting, ClientRule, Target};
 use fairlead_api::names::{
     RULE_PRIORITIES_EGRESS_IN_CLUSTER, RULE_PRIORITY_EGRESS_LINK_LOCAL, RULE_PRIORITY_EGRESS_PRIVATE,
     TABLE_EGRESS_NARROW,
 };
 use fairlead_cluster::pods::SlimPod;
-use fairlead_dataplane::egress_client::{ClientRoute, ClientRouting, ClientRule, Target};
 use fairlead_egress::EgressName;
 use fairlead_egress::client::TABLE_MAIN;
+use fairlead_egress::client::plan::{Plan, PlannedTunnel, usable};
 use fairlead_egress::problem::{EgressProblem, EgressReason};
 
-use super::super::plan::{Plan, PlannedTunnel, usable};
 use super::{GatewayPod, GatewayState, Known, PacketWay, ToGateways, Why};
 use crate::registrar::NotRegistered;
 

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use fairlead_egress::client::plan::Desired;
 use fairlead_ipam::Key;
 
-use super::super::plan::Desired;
 use super::super::sandboxes::Sandbox;
 
 /// One piece of work.

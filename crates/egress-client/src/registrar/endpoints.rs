@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fairlead_address::{DualStackAddrs, is_reachable};
+use fairlead_api::fou::MAX_GATEWAYS;
 use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::EgressName;
 use fairlead_egress::objects::selector_of_all;
-use fairlead_fou::MAX_GATEWAYS;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use kube::runtime::watcher;

@@ -5,8 +5,9 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use fairlead_address::IpFamily;
+use fairlead_api::fou::Gateway as Target;
 use fairlead_egress::EgressName;
-use fairlead_fou::Gateway as Target;
+use fairlead_egress::client::plan::Way;
 use fairlead_wire::egress::RegisterResponse;
 
 use super::client::Client;
@@ -15,7 +16,6 @@ use super::health::{Changes, Health};
 use super::heard_hold::HeardHold;
 use super::not_registered::NotRegistered;
 use super::session::{Clients, Ended, Heard, Hold, Step, Token};
-use super::way::Way;
 pub(super) use gateway::Gateway;
 use gateway::{Condition, usable};
 use holds::Holds;

@@ -357,7 +357,7 @@ async fn a_hundred_gateways_with_many_clients_cost_little() {
         started.0.elapsed(),
         gateway::cpu_time() - started.1
     );
-    assert_eq!(node.gateways(CLIENTS).len(), fairlead_fou::MAX_GATEWAYS);
+    assert_eq!(node.gateways(CLIENTS).len(), fairlead_api::fou::MAX_GATEWAYS);
     let idle = gateway::cpu_time();
     sleep(Duration::from_secs(2)).await;
     println!("idle for 2 s: {:?} of processor time", gateway::cpu_time() - idle);

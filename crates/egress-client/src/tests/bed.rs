@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use fairlead_api::fou::Gateway;
 use fairlead_api::resources::Egress as EgressObject;
 use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::events::{EventMetrics, EventPublisher};
@@ -12,7 +13,7 @@ use fairlead_cluster::pods::{self, SlimPod};
 use fairlead_cluster::subsystem::{Subsystem, Supervisor};
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_egress::EgressName;
-use fairlead_fou::Gateway;
+use fairlead_egress::client::plan::Way;
 use fairlead_ipam::Key;
 use fairlead_ipam::check::Owner;
 use fairlead_pods::cni::{Attachment, EgressRequest, Failure, PodInterface};
@@ -38,7 +39,7 @@ use super::super::inputs::Inputs;
 use super::super::metrics::EgressMetrics;
 use super::super::objects::{CachedEgress, SlimService};
 use super::super::pod_egress::EgressDeps;
-use super::super::registrar::{Client, Way};
+use super::super::registrar::Client;
 use super::super::{Egress, EgressProblems, EgressSwitches};
 
 /// The address of each family, of the pod, of the Service, and of a gateway.

@@ -6,17 +6,19 @@ use std::net::IpAddr;
 use std::thread;
 use std::time::Duration;
 
+use fairlead_api::fou::Gateway;
 use fairlead_egress::client::SourcePort as Planned;
+use fairlead_egress::client::plan::{
+    Asking, Cluster, Desired, KnownEgress, KnownService, Way, desired, plan,
+};
 use fairlead_egress::destinations::Destinations;
-use fairlead_fou::{Gateway, link_name};
+use fairlead_fou::link_name;
 use fairlead_netlink::netns::Netns;
 use testbed_netns::coil::{self, Network, SourcePort, families};
 use testbed_netns::traffic::{Report, Traffic};
 
 use super::super::kernel::{self, Place};
-use super::super::plan::{Asking, Cluster, Desired, KnownEgress, KnownService, desired, plan};
 use super::super::programs::ProgramStock;
-use super::super::registrar::Way;
 use super::bed::name;
 
 const EGRESS: &str = "internet/nat";

@@ -3,8 +3,7 @@
 use std::net::IpAddr;
 
 use fairlead_address::IpFamily;
-pub use fairlead_api::fou::link_name;
-use fairlead_api::fou::overhead;
+use fairlead_api::fou::{link_name, overhead};
 use fairlead_api::names::{FOU_TTL, IPV6_MIN_MTU};
 
 /// Least MTU of a network of IPv4 (RFC 791, section 3.2).
@@ -22,21 +21,21 @@ pub enum SourcePort {
 
 /// A tunnel of IPv4 in IPv4 (kind `ipip`) or of IPv6 in IPv6 (kind `ip6tnl`), in UDP packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Link {
+pub(super) struct Link {
     /// Its name, from the remote address.
-    pub name: String,
+    pub(super) name: String,
     /// The pod's address.
-    pub local: IpAddr,
+    pub(super) local: IpAddr,
     /// The ClusterIP of the Service, of the same family.
-    pub remote: IpAddr,
+    pub(super) remote: IpAddr,
     /// Time to live, or hop limit, of outer packets.
-    pub ttl: u8,
+    pub(super) ttl: u8,
     /// UDP source port; 0 has it computed from the flow inside.
-    pub source_port: u16,
+    pub(super) source_port: u16,
     /// UDP destination port.
-    pub destination_port: u16,
+    pub(super) destination_port: u16,
     /// MTU of inner packets in bytes.
-    pub mtu: u32,
+    pub(super) mtu: u32,
 }
 
 impl Link {

@@ -96,7 +96,7 @@ impl Problem {
 
 /// All problems of a pod, at least one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub struct Problems(Vec<Problem>);
+pub(crate) struct Problems(Vec<Problem>);
 
 impl Problems {
     pub(super) fn none_of(problems: Vec<Problem>) -> Result<(), Self> {
@@ -104,7 +104,7 @@ impl Problems {
     }
 
     /// Each of them.
-    pub fn iter(&self) -> impl Iterator<Item = &Problem> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Problem> {
         self.0.iter()
     }
 }

@@ -4,22 +4,20 @@
 use std::collections::BTreeMap;
 
 use fairlead_address::{Interval, IntervalSet, IpFamily};
+use fairlead_api::client_routing::{ClientRoute, Target};
 use fairlead_api::names::TABLE_EGRESS_NARROW;
 use ipnet::IpNet;
 
-/// The addresses of such peers, of one family. `routes` are the routes by table and destination, and whether they are of an Egress that only
-/// takes connections which the pod opens; `None` for those that leave packets to the rules after the table.
+/// The addresses of such peers, of one family, where a pod has these routes.
 ///
 /// For addresses that rules leave to the table `main` it may say either: these leave by `eth0` in any case.
-pub fn replies_by_uplink(
-    family: IpFamily,
-    routes: impl IntoIterator<Item = (u32, IpNet, Option<bool>)>,
-) -> IntervalSet {
+pub fn replies_by_uplink(family: IpFamily, routes: &[ClientRoute]) -> IntervalSet {
     let (mut narrow, mut wide) = (BTreeMap::new(), BTreeMap::new());
-    for (table, destination, originating_only) in routes {
+    for ClientRoute { table, destination, target, originating_only } in routes {
         if IpFamily::of(destination.addr()) == family {
-            let of = if table == TABLE_EGRESS_NARROW { &mut narrow } else { &mut wide };
-            of.insert((destination.prefix_len(), destination), originating_only);
+            let of = if *table == TABLE_EGRESS_NARROW { &mut narrow } else { &mut wide };
+            let originating_only = (*target != Target::Excluded).then_some(*originating_only);
+            of.insert((destination.prefix_len(), *destination), originating_only);
         }
     }
     let by_narrow = of_table(family, &narrow, |it| it.is_some());
@@ -27,7 +25,8 @@ pub fn replies_by_uplink(
     union(&of_table(family, &narrow, |it| it == Some(true)), &by_wide)
 }
 
-/// Those whose longest route is such a one. The routes are ordered by their length.
+/// Those whose longest route is such a one. The routes are ordered by their length, each with whether it is of an Egress that only takes
+/// connections which the pod opens; `None` for those that leave packets to the rules after the table.
 fn of_table(
     family: IpFamily,
     routes: &BTreeMap<(u8, IpNet), Option<bool>>,

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fairlead_address::IpFamily;
+use fairlead_api::client_routing::{ClientRoute, Target};
 use ipnet::IpNet;
 
 use super::problem::Problem;
 use super::rules::table_of;
-use super::{Route, Target};
 use crate::EgressName;
 use crate::destinations::Destinations;
 
@@ -77,7 +77,7 @@ impl<'a> Claims<'a> {
     /// One route for each destination, and for each excluded prefix inside of one: to what has the longest destination around it
     /// and does not exclude it. Of all prefixes here that have an address, the longest is inside of the others, so what is true of
     /// it is true of the address.
-    pub(super) fn routes(&self) -> Vec<Route> {
+    pub(super) fn routes(&self) -> Vec<ClientRoute> {
         let mut routes = Vec::new();
         for (table, prefixes) in &self.tables {
             let lengths: BTreeSet<u8> = prefixes.keys().map(IpNet::prefix_len).collect();
@@ -91,7 +91,7 @@ impl<'a> Claims<'a> {
                     continue;
                 }
                 let (target, originating_only) = self.target(destination, &indexes);
-                routes.push(Route { table: *table, destination, target, originating_only });
+                routes.push(ClientRoute { table: *table, destination, target, originating_only });
             }
         }
         routes.sort();

@@ -1,9 +1,9 @@
 //! The rules of a client pod.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use fairlead_address::{IntervalSet, IpFamily, PrefixSet};
+use fairlead_api::client_routing::ClientRule;
 use fairlead_api::names::{
     RULE_PRIORITIES_EGRESS_IN_CLUSTER, RULE_PRIORITY_EGRESS_LINK_LOCAL, RULE_PRIORITY_EGRESS_NARROW,
     RULE_PRIORITY_EGRESS_PRIVATE, RULE_PRIORITY_EGRESS_WIDE, TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE,
@@ -29,27 +29,9 @@ const fn ipv6(first: u16, length: u8) -> IpNet {
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(first, 0, 0, 0, 0, 0, 0, 0), length))
 }
 
-/// A rule of the routing policy database.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rule {
-    /// Priority; the lowest comes first.
-    pub priority: u32,
-    /// Which packets it is for.
-    pub destination: IpNet,
-    /// The table that it looks up.
-    pub table: u32,
-}
-
-impl Rule {
-    /// Whether it is for packets to this address.
-    pub fn matches(&self, destination: IpAddr) -> bool {
-        self.destination.contains(&destination)
-    }
-}
-
 /// The table of the route to a destination of an Egress: where its base address lies in a private network, the one that comes
 /// before the rules for these, as in Coil.
-pub fn table_of(destination: IpNet) -> u32 {
+pub(super) fn table_of(destination: IpNet) -> u32 {
     let is_private =
         private(IpFamily::of(destination.addr())).iter().any(|range| range.contains(&destination.network()));
     if is_private { TABLE_EGRESS_NARROW } else { TABLE_EGRESS_WIDE }
@@ -59,9 +41,9 @@ pub fn table_of(destination: IpNet) -> u32 {
 ///
 /// # Errors
 /// The number of ranges of the cluster, if there are more than rules for them.
-pub(super) fn rules(family: IpFamily, in_cluster: &PrefixSet) -> Result<Vec<Rule>, usize> {
-    let main = |priority, destination| Rule { priority, destination, table: TABLE_MAIN };
-    let lookup = |priority, table| Rule { priority, destination: family.everything(), table };
+pub(super) fn rules(family: IpFamily, in_cluster: &PrefixSet) -> Result<Vec<ClientRule>, usize> {
+    let main = |priority, destination| ClientRule { priority, destination, table: TABLE_MAIN };
+    let lookup = |priority, table| ClientRule { priority, destination: family.everything(), table };
     let ranges = ranges(family, in_cluster);
     if ranges.len() > RULE_PRIORITIES_EGRESS_IN_CLUSTER.count() {
         return Err(ranges.len());
@@ -92,9 +74,9 @@ fn ranges(family: IpFamily, in_cluster: &PrefixSet) -> Vec<IpNet> {
 }
 
 /// Whether a rule before that of `table` keeps packets to this address in the table `main`.
-pub(super) fn is_kept(rules: &[Rule], destination: IpAddr, table: u32) -> bool {
+pub(super) fn is_kept(rules: &[ClientRule], destination: IpAddr, table: u32) -> bool {
     let before = rules.iter().take_while(|rule| rule.table != table);
-    before.filter(|rule| rule.table == TABLE_MAIN).any(|rule| rule.matches(destination))
+    before.filter(|rule| rule.table == TABLE_MAIN).any(|rule| rule.destination.contains(&destination))
 }
 
 fn link_local(family: IpFamily) -> IpNet {
@@ -108,22 +90,5 @@ fn private(family: IpFamily) -> &'static [IpNet] {
     match family {
         IpFamily::V4 => PRIVATE_IPV4,
         IpFamily::V6 => PRIVATE_IPV6,
-    }
-}
-
-/// As `ip rule` prints it.
-impl fmt::Display for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { priority, destination, table } = self;
-        write!(f, "{priority}: from all ")?;
-        match destination.prefix_len() {
-            0 => {}
-            length if length == destination.max_prefix_len() => write!(f, "to {} ", destination.addr())?,
-            _ => write!(f, "to {destination} ")?,
-        }
-        match *table {
-            TABLE_MAIN => write!(f, "lookup main"),
-            table => write!(f, "lookup {table}"),
-        }
     }
 }

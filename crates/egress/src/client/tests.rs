@@ -1,6 +1,8 @@
 //! Examples, and a simple model of where packets go.
 
-use fairlead_api::names::RULE_PRIORITIES_EGRESS_IN_CLUSTER;
+use fairlead_api::client_routing::ClientRoute;
+use fairlead_api::fou::link_name;
+use fairlead_api::names::{ROUTE_PROTOCOL, RULE_PRIORITIES_EGRESS_IN_CLUSTER};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -56,8 +58,53 @@ fn printed<T: ToString>(items: impl IntoIterator<Item = T>) -> Vec<String> {
     items.into_iter().map(|item| item.to_string()).collect()
 }
 
-fn table(routing: &Routing, table: u32) -> Vec<String> {
-    printed(routing.routes.iter().filter(|route| route.table == table))
+/// As `ip rule` prints them.
+fn rules(plan: &FamilyPlan) -> Vec<String> {
+    let rule = |rule: &ClientRule| {
+        let ClientRule { priority, destination, table } = rule;
+        let to = match destination.prefix_len() {
+            0 => String::new(),
+            length if length == destination.max_prefix_len() => format!("to {} ", destination.addr()),
+            _ => format!("to {destination} "),
+        };
+        let table = if *table == TABLE_MAIN { "main".to_owned() } else { table.to_string() };
+        format!("{priority}: from all {to}lookup {table}")
+    };
+    plan.routing.rules.iter().map(rule).collect()
+}
+
+/// As `ip route show table TABLE` prints it.
+fn table(plan: &FamilyPlan, table: u32) -> Vec<String> {
+    let route = |ClientRoute { destination, target, .. }: &ClientRoute| {
+        let destination = match destination.prefix_len() {
+            0 => "default".to_owned(),
+            length if length == destination.max_prefix_len() => destination.addr().to_string(),
+            _ => destination.to_string(),
+        };
+        match target {
+            Target::Link(link) => format!("{destination} dev {link} proto {ROUTE_PROTOCOL}"),
+            Target::Refused => format!("unreachable {destination} proto {ROUTE_PROTOCOL}"),
+            Target::Excluded => format!("throw {destination} proto {ROUTE_PROTOCOL}"),
+        }
+    };
+    plan.routing.routes.iter().filter(|route| route.table == table).map(route).collect()
+}
+
+/// The route into a link, or of refusal, that the kernel takes for a packet to this address; `None` if the packet is left to the table
+/// `main`.
+fn lookup(routing: &ClientRouting, destination: IpAddr) -> Option<&ClientRoute> {
+    for rule in routing.rules.iter().filter(|rule| rule.destination.contains(&destination)) {
+        if rule.table == TABLE_MAIN {
+            return None;
+        }
+        let routes = routing.routes.iter().filter(|route| route.table == rule.table);
+        let matching = routes.filter(|route| route.destination.contains(&destination));
+        let longest = matching.max_by_key(|route| route.destination.prefix_len());
+        if let Some(route) = longest.filter(|route| route.target != Target::Excluded) {
+            return Some(route);
+        }
+    }
+    None
 }
 
 #[track_caller]
@@ -72,7 +119,7 @@ fn rules_and_tables_are_those_of_coils_article() {
     let routing = routing(&pod(&["10.20.30.40"]), &article(), &[], &PrefixSet::default()).unwrap();
     assert_eq!(routing.ipv6, None);
     let routing = routing.ipv4.unwrap();
-    let rules = [
+    let expected = [
         "1800: from all to 169.254.0.0/16 lookup main",
         "1900: from all lookup 117",
         "2000: from all to 10.0.0.0/8 lookup main",
@@ -80,7 +127,7 @@ fn rules_and_tables_are_those_of_coils_article() {
         "2002: from all to 192.168.0.0/16 lookup main",
         "2100: from all lookup 118",
     ];
-    assert_eq!(printed(&routing.rules), rules);
+    assert_eq!(rules(&routing), expected);
     assert_eq!(table(&routing, 117), ["192.168.10.0/24 dev fou4_0a440c31 proto 30"]);
     assert_eq!(table(&routing, 118), ["default dev fou4_0a447c91 proto 30"]);
     let first = Link {
@@ -104,17 +151,18 @@ fn the_second_family_has_its_own_rules_and_links_where_there_is_a_destination() 
         prefixes(&["10.64.0.0/14", "100.64.0.0/25", "100.64.0.128/25", "2001:db8::/48", "fd00::/8"]);
     let routing = routing(&pod(&["10.20.30.40", "fd02::1"]), &egresses, &[], &in_cluster).unwrap();
     let (ipv4, ipv6) = (routing.ipv4.unwrap(), routing.ipv6.unwrap());
-    assert_eq!(ipv4.rules[5].to_string(), "2003: from all to 100.64.0.0/24 lookup main");
-    let rules = [
+    assert_eq!(rules(&ipv4)[5], "2003: from all to 100.64.0.0/24 lookup main");
+    let expected = [
         "1800: from all to fe80::/10 lookup main",
         "1900: from all lookup 117",
         "2000: from all to fc00::/7 lookup main",
         "2003: from all to 2001:db8::/48 lookup main",
         "2100: from all lookup 118",
     ];
-    assert_eq!(printed(&ipv6.rules), rules);
+    assert_eq!(rules(&ipv6), expected);
     let link = link_name("fd04::2".parse().unwrap());
-    assert_eq!(printed(&ipv6.routes), [format!("default dev {link} proto 30")]);
+    assert_eq!(table(&ipv6, 118), [format!("default dev {link} proto 30")]);
+    assert_eq!(ipv6.routing.routes.len(), 1);
     let [link] = &ipv6.links[..] else { panic!("{ipv6:?}") };
     assert_eq!((link.source_port, link.destination_port, link.mtu), (0, 5555, 1452));
 }
@@ -126,7 +174,7 @@ fn single_addresses_are_printed_as_iproute2_does() {
     let routing = routing.ipv4.unwrap();
     assert_eq!(table(&routing, 117), ["10.1.2.3 dev fou4_0a440001 proto 30"]);
     assert_eq!(table(&routing, 118), ["9.9.9.9 dev fou4_0a440001 proto 30"]);
-    assert_eq!(routing.rules[5].to_string(), "2003: from all to 198.51.100.7 lookup main");
+    assert_eq!(rules(&routing)[5], "2003: from all to 198.51.100.7 lookup main");
 }
 
 #[test]
@@ -238,8 +286,8 @@ fn there_are_as_many_rules_for_ranges_as_priorities_after_they_are_joined() {
         |count: u32| (0..count).map(range).map(|text| text.parse::<IpNet>().unwrap()).collect::<PrefixSet>();
     let pod = pod(&["10.20.30.40"]);
     let full = routing(&pod, &article(), &[], &ranges(97)).unwrap().ipv4.unwrap();
-    assert_eq!(full.rules.len(), 97 + 6);
-    assert!(full.rules.is_sorted_by_key(|rule| rule.priority));
+    assert_eq!(full.routing.rules.len(), 97 + 6);
+    assert!(full.routing.rules.is_sorted_by_key(|rule| rule.priority));
     let error = routing(&pod, &article(), &[], &ranges(98)).unwrap_err().to_string();
     let words = "the cluster has 98 separate ranges of IPv4 addresses outside of private networks, and only 97 rules for them";
     assert_eq!(error, words);
@@ -412,15 +460,12 @@ proptest! {
         for address in edges.flat_map(|prefix| interesting(&prefix)).chain(remotes.iter().copied()) {
             let family = if address.is_ipv4() { &ipv4 } else { &ipv6 };
             let remote = |name: &String| family.links.iter().find(|link| link.name == *name).unwrap().remote;
-            let way = family.lookup(address).map(|route| match &route.target {
+            let way = lookup(&family.routing, address).map(|route| match &route.target {
                 Target::Link(name) => Way::Tunnel(remote(name)),
                 _ => Way::Refused,
             });
             prop_assert_eq!(way, model(&egresses, &unusable, &in_cluster, address), "{}", address);
-            let routes = family.routes.iter().map(|it| {
-                (it.table, it.destination, (it.target != Target::Excluded).then_some(it.originating_only))
-            });
-            let answered_by_eth0 = replies_by_uplink(IpFamily::of(address), routes).contains(address);
+            let answered_by_eth0 = replies_by_uplink(IpFamily::of(address), &family.routing.routes).contains(address);
             if let Some(Way::Tunnel(remote)) = way {
                 let of = egresses.values().find(|gateways| gateways.cluster_ips.iter().any(|ip| ip == remote));
                 prop_assert_eq!(answered_by_eth0, of.unwrap().originating_only, "{}", address);
@@ -433,12 +478,12 @@ proptest! {
         for family in [&ipv4, &ipv6] {
             // Outer packets leave by eth0.
             for link in &family.links {
-                let route = family.lookup(link.remote);
+                let route = lookup(&family.routing, link.remote);
                 prop_assert!(route.is_none_or(|route| route.target == Target::Refused), "{:?}", route);
                 prop_assert!(link.name.len() < 16);
             }
-            prop_assert!(family.rules.is_sorted_by_key(|rule| rule.priority));
-            let own = family.rules.iter().filter(|rule| RULE_PRIORITIES_EGRESS_IN_CLUSTER.contains(&rule.priority));
+            prop_assert!(family.routing.rules.is_sorted_by_key(|rule| rule.priority));
+            let own = family.routing.rules.iter().filter(|rule| RULE_PRIORITIES_EGRESS_IN_CLUSTER.contains(&rule.priority));
             prop_assert!(own.clone().all(|rule| rule.table == TABLE_MAIN));
         }
     }

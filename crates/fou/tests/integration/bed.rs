@@ -19,7 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use fairlead_fou::{Counter, Gateway, Peer, Service, Settings, TunnelLink, Tunnels};
+use fairlead_api::fou::{Gateway, Service};
+use fairlead_fou::{Counter, Peer, Settings, TunnelLink, Tunnels};
 use ipnet::IpNet;
 use testbed_netns::Namespace;
 use testbed_netns::pods::{Flow, HOST_SETUP, pod};

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use fairlead_fou::{Counter, Gateway, Peer, Service, Settings, TunnelLink, Tunnels, link_name};
+use fairlead_api::fou::{Gateway, Service};
+use fairlead_fou::{Counter, Peer, Settings, TunnelLink, Tunnels, link_name};
 use testbed_netns::Namespace;
 use testbed_netns::coil::{self, Addresses, Network, SourcePort, families};
 

@@ -7,7 +7,8 @@ use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use fairlead_fou::{Counter, Gateway, Peer, Service, Settings, TunnelLink, Tunnels, link_name};
+use fairlead_api::fou::{Gateway, Service};
+use fairlead_fou::{Counter, Peer, Settings, TunnelLink, Tunnels, link_name};
 use testbed_netns::{Namespace, skipped, try_sh_in};
 
 const SETTINGS: Settings = Settings { port: 5555, drop_unknown: false, own: None };

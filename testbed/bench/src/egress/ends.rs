@@ -6,11 +6,13 @@ use std::net::IpAddr;
 
 use anyhow::{Context, Result, bail, ensure};
 use fairlead_address::{DualStack, IpFamily};
+use fairlead_api::client_routing::{ClientRoute, ClientRouting, ClientRule, Target};
+use fairlead_api::fou::{Gateway, Service};
 use fairlead_api::names::{FOU_PORT, TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE};
-use fairlead_dataplane::egress_client::{self, ClientRoute, ClientRouting, ClientRule, Target};
+use fairlead_dataplane::egress_client;
 use fairlead_dataplane::egress_gateway::SourceTable;
 use fairlead_egress_gateway::plane::{Desired, Plane, PlaneSettings, prepare_host};
-use fairlead_fou::{Gateway, Peer, Service, Settings, TunnelLink, Tunnels, link_name};
+use fairlead_fou::{Peer, Settings, TunnelLink, Tunnels, link_name};
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{RouteSocket, TABLE_MAIN};
 use ipnet::IpNet;

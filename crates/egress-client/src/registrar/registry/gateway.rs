@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use fairlead_fou::{Gateway as Target, MAX_GATEWAYS};
+use fairlead_api::fou::{Gateway as Target, MAX_GATEWAYS};
 use fairlead_wire::egress::State;
 use tokio::sync::Notify;
 

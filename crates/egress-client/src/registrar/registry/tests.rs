@@ -342,7 +342,7 @@ fn a_client_uses_as_many_gateways_as_fit() {
         |number: u8, is_draining| (Target { address: address(number), is_draining }, Condition::Works);
     let many: Vec<_> = (0..40).map(|number| gateway(number, number < 20)).collect();
     let kept = usable(many);
-    assert_eq!(kept.len(), fairlead_fou::MAX_GATEWAYS);
+    assert_eq!(kept.len(), fairlead_api::fou::MAX_GATEWAYS);
     assert_eq!(kept.iter().filter(|it| !it.is_draining).count(), 20);
 }
 

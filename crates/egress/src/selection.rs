@@ -1,34 +1,29 @@
-//! Which Egresses select a pod (`spec.selectors`), for the node program and for the command line. Pure.
+//! Which Egresses select a pod (`spec.selectors`).
 
-use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use fairlead_egress::EgressName;
-use fairlead_egress::selectors::{Candidate, Labels, PodSelectors};
-use kube::api::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::objects::CachedEgress;
+use crate::EgressName;
+use crate::selectors::{Candidate, Labels, PodSelectors};
 
 /// Egresses that select pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Selectors(BTreeMap<EgressName, PodSelectors>);
+pub struct Selectors(BTreeMap<EgressName, PodSelectors>);
 
 impl Selectors {
-    /// Those of these Egresses.
-    pub(crate) fn of(egresses: impl IntoIterator<Item = impl Borrow<CachedEgress>>) -> Self {
-        let of_egress = |egress: &CachedEgress| {
-            (!egress.selectors.is_empty()).then(|| (egress.name.clone(), egress.selectors.clone()))
-        };
-        Self(egresses.into_iter().filter_map(|egress| of_egress(egress.borrow())).collect())
+    /// Selectors of these Egresses; those that select no pods are left out.
+    pub fn of(egresses: impl IntoIterator<Item = (EgressName, PodSelectors)>) -> Self {
+        Self(egresses.into_iter().filter(|(_, selectors)| !selectors.is_empty()).collect())
     }
 
     /// Whether labels and annotations of Namespaces decide.
-    pub(crate) fn need_namespaces(&self) -> bool {
+    pub fn need_namespaces(&self) -> bool {
         self.0.values().any(PodSelectors::has_namespaces)
     }
 
     /// The Egresses that select a pod with these labels in this namespace, whose metadata are `metadata`.
-    pub(crate) fn select(
+    pub fn select(
         &self,
         namespace: &str,
         metadata: Option<&ObjectMeta>,

@@ -1,8 +1,8 @@
-use fairlead_dataplane::egress_client::ClientRule;
-use fairlead_egress::problem::EgressReason;
+use fairlead_api::client_routing::ClientRule;
 use proptest::prelude::*;
 
 use super::*;
+use crate::problem::EgressReason;
 
 fn name(name: &str) -> EgressName {
     EgressName { namespace: "n".to_owned(), name: name.to_owned() }

@@ -9,94 +9,124 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use fairlead_address::{DualStack, DualStackAddrs, IpFamily, PrefixSet};
-use fairlead_dataplane::egress_client::{ClientRoute, ClientRouting, Target};
-use fairlead_egress::EgressName;
-use fairlead_egress::client::{ClientPod, Gateways, SourcePort, Unusable, routing};
-use fairlead_egress::destinations::Destinations;
-use fairlead_egress::problem::EgressProblem;
-use fairlead_fou::{Gateway, MAX_GATEWAYS, Service};
+use fairlead_api::client_routing::{ClientRoute, ClientRouting, Target};
+use fairlead_api::fou::{Gateway, MAX_GATEWAYS, Service};
+use fairlead_api::names::FOU_PORT;
 use ipnet::IpNet;
 
-use super::registrar::Way;
-use super::routing::client_routing;
+use super::{ClientPod, Gateways, SourcePort, Unusable, routing};
+use crate::EgressName;
+use crate::destinations::Destinations;
+use crate::problem::EgressProblem;
 
 /// Most gateways of a tunnel that may answer with their own addresses: the programs have room for 4096 hosts in all.
 const MAX_ANSWERING: usize = 256;
 
-/// What is known of the cluster.
+/// Egresses of the cluster, with their Services.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Cluster {
-    pub(crate) egresses: BTreeMap<EgressName, KnownEgress>,
+pub struct Cluster {
+    /// Egresses by name.
+    pub egresses: BTreeMap<EgressName, KnownEgress>,
     /// Of Egresses that do not say `spec.originatingOnly`: the flag of the node program.
-    pub(crate) originating_only: bool,
+    pub originating_only: bool,
+}
+
+impl Cluster {
+    /// Egresses with their Services. A Service without an Egress of its name does not count.
+    pub fn of(
+        egresses: impl IntoIterator<Item = (EgressName, KnownEgress)>,
+        services: impl IntoIterator<Item = (EgressName, KnownService)>,
+    ) -> Self {
+        let mut egresses: BTreeMap<EgressName, KnownEgress> = egresses.into_iter().collect();
+        for (name, service) in services {
+            if let Some(egress) = egresses.get_mut(&name) {
+                egress.service = Some(service);
+            }
+        }
+        Self { egresses, originating_only: false }
+    }
 }
 
 /// An Egress.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct KnownEgress {
+pub struct KnownEgress {
     /// Its destinations, or why they cannot be read.
-    pub(crate) destinations: Result<Destinations, String>,
-    pub(crate) source_port: SourcePort,
+    pub destinations: Result<Destinations, String>,
+    /// UDP source port of the tunnels of its clients.
+    pub source_port: SourcePort,
     /// Replies to connections that others open leave by `eth0`; `None` is as the node program has it.
-    pub(crate) originating_only: Option<bool>,
+    pub originating_only: Option<bool>,
     /// What a pod reaches by `eth0` although it may lie in a destination (`status.clusterRanges`); `None` before it is written. Only pods that
     /// use the Egress go by it, so that who can write one status cannot open a way for the packets of others.
-    pub(crate) cluster_ranges: Option<Vec<IpNet>>,
-    /// `None` is all.
-    pub(crate) allowed_namespaces: Option<BTreeSet<String>>,
-    pub(crate) service: Option<KnownService>,
+    pub cluster_ranges: Option<Vec<IpNet>>,
+    /// Namespaces of the pods that may use it; `None` is all.
+    pub allowed_namespaces: Option<BTreeSet<String>>,
+    /// Its Service; `None` while there is none.
+    pub service: Option<KnownService>,
 }
 
 /// The Service of an Egress.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct KnownService {
-    pub(crate) cluster_ips: DualStackAddrs,
-    pub(crate) port: u16,
-    /// `sessionAffinity: ClientIP`.
-    pub(crate) by_client: bool,
-    pub(crate) idle_timeout: Option<Duration>,
+pub struct KnownService {
+    /// ClusterIPs.
+    pub cluster_ips: DualStackAddrs,
+    /// UDP port of tunnels.
+    pub port: u16,
+    /// All flows of a client go to the same gateway (`sessionAffinity: ClientIP`).
+    pub by_client: bool,
+    /// Time without a packet after which a flow gets a new gateway; `None` is never.
+    pub idle_timeout: Option<Duration>,
 }
 
-/// A pod with an annotation.
+/// A pod that asks for gateways.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Asking {
-    pub(crate) namespace: String,
-    /// The Egresses that its annotations name.
-    pub(crate) chosen: BTreeSet<EgressName>,
-    pub(crate) addresses: DualStackAddrs,
+pub struct Asking {
+    /// Its namespace.
+    pub namespace: String,
+    /// The Egresses that its annotations name, and that select it.
+    pub chosen: BTreeSet<EgressName>,
+    /// Its addresses.
+    pub addresses: DualStackAddrs,
     /// MTU of its `eth0` in bytes.
-    pub(crate) mtu: u32,
+    pub mtu: u32,
 }
 
-/// What a pod should have.
+/// Routing and tunnels of a pod, as it should have them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub struct Plan {
     /// Rules, and routes into links; those to destinations of gateways that cannot be used refuse packets.
-    pub(crate) routing: DualStack<ClientRouting, ClientRouting>,
-    pub(crate) tunnels: Vec<PlannedTunnel>,
+    pub routing: DualStack<ClientRouting, ClientRouting>,
+    /// Tunnels to the Services of Egresses that can be used.
+    pub tunnels: Vec<PlannedTunnel>,
     /// The Egresses that can be used: the pod is to be registered at their gateways.
-    pub(crate) usable: BTreeSet<EgressName>,
+    pub usable: BTreeSet<EgressName>,
     /// Destinations of an unknown Egress are not known any more: those in the kernel count.
-    pub(crate) keeps_destinations: bool,
+    pub keeps_destinations: bool,
     /// What cannot be used, and why.
-    pub(crate) problems: Vec<EgressProblem>,
+    pub problems: Vec<EgressProblem>,
 }
 
+/// A tunnel to the Service of an Egress, before its gateways are known.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PlannedTunnel {
-    pub(crate) egress: EgressName,
-    pub(crate) cluster_ip: IpAddr,
+pub struct PlannedTunnel {
+    /// The Egress.
+    pub egress: EgressName,
+    /// Address of the Service.
+    pub cluster_ip: IpAddr,
     local: IpAddr,
-    pub(crate) link: String,
+    /// Name of the link.
+    pub link: String,
     source_port: Option<u16>,
-    pub(crate) port: u16,
-    pub(crate) by_client: bool,
+    /// UDP port of the Service.
+    pub port: u16,
+    /// All flows of the pod go to the same gateway.
+    pub by_client: bool,
     idle_timeout: Option<Duration>,
 }
 
 impl Plan {
     /// Nothing of egress.
-    pub(crate) fn nothing() -> Self {
+    pub fn nothing() -> Self {
         Self {
             routing: DualStack { ipv4: None, ipv6: None },
             tunnels: Vec::new(),
@@ -107,8 +137,12 @@ impl Plan {
     }
 }
 
-/// What is wrong with an Egress for pods of a namespace, whatever their addresses are: what an ADD can find before anything is made.
-pub(crate) fn usable<'a>(
+/// Destinations and Service of an Egress, if pods of a namespace can use it whatever their addresses are: as far as an ADD can see before
+/// anything is made.
+///
+/// # Errors
+/// The reason why they cannot.
+pub fn usable<'a>(
     cluster: &'a Cluster,
     namespace: &str,
     egress: &EgressName,
@@ -128,11 +162,11 @@ pub(crate) fn usable<'a>(
     Ok((destinations, known, service))
 }
 
-/// What a pod should have.
+/// Plans what a pod should have.
 ///
 /// # Errors
 /// What it asks for contradicts itself: with any part of it packets would go where they must not. What the pod has must then stay.
-pub(crate) fn plan(cluster: &Cluster, pod: &Asking) -> Result<Plan, EgressProblem> {
+pub fn plan(cluster: &Cluster, pod: &Asking) -> Result<Plan, EgressProblem> {
     let mut gateways = BTreeMap::new();
     let (mut problems, mut keeps_destinations) = (Vec::new(), false);
     let mut refused = Vec::new();
@@ -183,46 +217,62 @@ pub(crate) fn plan(cluster: &Cluster, pod: &Asking) -> Result<Plan, EgressProble
             idle_timeout: service.and_then(|service| service.idle_timeout),
         });
     }
-    let routing = client_routing(&planned);
+    let routing = planned.map(|family| family.routing, |family| family.routing);
     Ok(Plan { routing, tunnels, usable: gateways.into_keys().collect(), keeps_destinations, problems })
 }
 
-/// What the network namespace of a client pod should have.
+/// Destination of the packets of a client to an Egress.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Desired {
+pub enum Way {
+    /// To these gateways, at which the client is registered (may be empty: then nothing leaves; an unreachable route answers). Of both
+    /// families; at most [`MAX_GATEWAYS`] of each.
+    Gateways(Vec<Gateway>),
+    /// To the Service's address: the gateways are Coil's, which register clients themselves (they watch pods) and refuse connections to
+    /// [`EGRESS_REGISTRATION_PORT`](fairlead_api::names::EGRESS_REGISTRATION_PORT).
+    Service,
+    /// Not known yet since the program started: gateways are being asked, or the API server does not answer. What the kernel has from
+    /// before stays.
+    Unknown,
+}
+
+/// Desired state of the network namespace of a client pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Desired {
     /// UDP port of the tunnels.
-    pub(crate) port: u16,
-    pub(crate) tunnels: BTreeMap<IpAddr, Tunnel>,
-    pub(crate) routing: DualStack<ClientRouting, ClientRouting>,
+    pub port: u16,
+    /// Tunnels by the address of the Service.
+    pub tunnels: BTreeMap<IpAddr, Tunnel>,
+    /// Rules, and routes into links.
+    pub routing: DualStack<ClientRouting, ClientRouting>,
     /// Routes that the kernel has to other destinations become unreachable instead of being deleted.
-    pub(crate) keeps_destinations: bool,
+    pub keeps_destinations: bool,
 }
 
 /// A tunnel to the Service of an Egress.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Tunnel {
+pub struct Tunnel {
     /// Name of the link.
-    pub(crate) link: String,
+    pub link: String,
     /// The pod's address.
-    pub(crate) local: IpAddr,
+    pub local: IpAddr,
     /// UDP source port; `None` is one for each flow.
-    pub(crate) source_port: Option<u16>,
+    pub source_port: Option<u16>,
     /// How a gateway is chosen; `None` leaves it to the Service.
-    pub(crate) service: Option<Service>,
+    pub service: Option<Service>,
     /// Gateways that may answer with their own addresses, be they chosen or not.
-    pub(crate) answering: Vec<IpAddr>,
+    pub answering: Vec<IpAddr>,
 }
 
 impl Tunnel {
     /// Whether a gateway can be reached: only then a route leads into the link.
-    pub(crate) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         self.service.as_ref().is_none_or(|service| !service.gateways.is_empty())
     }
 }
 
 impl Desired {
     /// Whether connections of others are answered by `eth0` although their addresses are destinations.
-    pub(crate) fn answers_by_uplink(&self) -> bool {
+    pub fn answers_by_uplink(&self) -> bool {
         let families = [&self.routing.ipv4, &self.routing.ipv6].into_iter().flatten();
         families.flat_map(|family| &family.routes).any(|route| route.originating_only)
     }
@@ -230,11 +280,7 @@ impl Desired {
     /// Takes packets of tunnels from these hosts, too: gateways that are not chosen any more, or not yet, and have an answer. Where the Service
     /// chooses and there is a source port for each flow, the ports of replies are not those of the request turned round, so the Service's
     /// translation does not give them the Service's address.
-    pub(crate) fn answered_by(
-        mut self,
-        plan: &Plan,
-        answering: impl Fn(&EgressName) -> BTreeSet<IpAddr>,
-    ) -> Self {
+    pub fn answered_by(mut self, plan: &Plan, answering: impl Fn(&EgressName) -> BTreeSet<IpAddr>) -> Self {
         for planned in &plan.tunnels {
             if let Some(tunnel) = self.tunnels.get_mut(&planned.cluster_ip) {
                 let of_family = |it: &IpAddr| IpFamily::of(*it) == IpFamily::of(planned.cluster_ip);
@@ -247,7 +293,7 @@ impl Desired {
 
     /// With routes that refuse packets to these destinations of the kernel, each in a table, where there is none. Of those that are excluded
     /// from one around them (`true`) it is not known for whom: only what is and was excluded stays so.
-    pub(crate) fn refusing(mut self, destinations: &BTreeMap<(u32, IpNet), bool>) -> Self {
+    pub fn refusing(mut self, destinations: &BTreeMap<(u32, IpNet), bool>) -> Self {
         for (of, routing) in [(IpFamily::V4, &mut self.routing.ipv4), (IpFamily::V6, &mut self.routing.ipv6)]
         {
             let Some(routing) = routing else { continue };
@@ -272,9 +318,9 @@ impl Desired {
     }
 }
 
-/// What the namespace should have, by the ways to the gateways of each Egress as they are now; `None` while one is not known after the
+/// Desired state of the namespace, by the ways to the gateways of each Egress as they are now; `None` while one is not known after the
 /// start of the program: what is there stays.
-pub(crate) fn desired(plan: &Plan, way: impl Fn(&EgressName) -> Way) -> Option<Desired> {
+pub fn desired(plan: &Plan, way: impl Fn(&EgressName) -> Way) -> Option<Desired> {
     let mut tunnels = BTreeMap::new();
     for planned in &plan.tunnels {
         let service = match way(&planned.egress) {
@@ -290,7 +336,7 @@ pub(crate) fn desired(plan: &Plan, way: impl Fn(&EgressName) -> Way) -> Option<D
         tunnels
             .insert(planned.cluster_ip, Tunnel { link, local, source_port, service, answering: Vec::new() });
     }
-    let port = plan.tunnels.first().map_or(fairlead_api::names::FOU_PORT, |tunnel| tunnel.port);
+    let port = plan.tunnels.first().map_or(FOU_PORT, |tunnel| tunnel.port);
     let (routing, keeps_destinations) = (plan.routing.clone(), plan.keeps_destinations);
     Some(Desired { port, tunnels, routing, keeps_destinations })
 }
