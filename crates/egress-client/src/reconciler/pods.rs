@@ -35,23 +35,42 @@ struct Pod {
     applied: Option<Work>,
     /// Is to be compared with the kernel.
     is_suspect: bool,
-    is_running: bool,
-    not_before: Option<Instant>,
+    turn: Turn,
     backoff: Backoff,
     /// What the kernel refused.
     refused: Option<String>,
     /// Of which an Event was published.
     told: Vec<EgressProblem>,
-    watch: Option<AbortHandle>,
-    /// It reports changes of nftables, too.
-    watches_nftables: bool,
+    watch: Option<Watch>,
 }
 
-impl Drop for Pod {
+/// When an attachment is worked on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// As soon as there is work.
+    Any,
+    /// Not before this time: the last attempt failed, or a CNI operation had the container.
+    NotBefore(Instant),
+    /// Now.
+    Running,
+}
+
+impl Turn {
+    fn after(now: Instant, pause: Duration) -> Self {
+        now.checked_add(pause).map_or(Self::Any, Self::NotBefore)
+    }
+}
+
+/// A task that reports changes of a namespace; it ends with this handle.
+struct Watch {
+    task: AbortHandle,
+    /// It reports changes of nftables, too.
+    nftables: bool,
+}
+
+impl Drop for Watch {
     fn drop(&mut self) {
-        if let Some(watch) = &self.watch {
-            watch.abort();
-        }
+        self.task.abort();
     }
 }
 
@@ -90,13 +109,11 @@ impl Pod {
             wanted: None,
             applied,
             is_suspect: false,
-            is_running: false,
-            not_before: None,
+            turn: Turn::Any,
             backoff: BACKOFF,
             refused: None,
             told: Vec::new(),
             watch: None,
-            watches_nftables: false,
         }
     }
 
@@ -112,7 +129,12 @@ impl Pod {
 
     fn is_due(&self, now: Instant) -> bool {
         let has_work = self.wanted.is_some() && (self.is_suspect || self.wanted != self.applied);
-        has_work && !self.is_running && self.not_before.is_none_or(|at| at <= now)
+        has_work
+            && match self.turn {
+                Turn::Any => true,
+                Turn::NotBefore(at) => at <= now,
+                Turn::Running => false,
+            }
     }
 }
 
@@ -188,11 +210,8 @@ impl Pods {
             };
             let needs_nftables = pod.wanted.as_ref().is_some_and(Work::has_nftables);
             let is_unneeded = pod.wanted.as_ref().is_none_or(|work| *work == Work::Nothing);
-            if (is_unneeded || needs_nftables && !pod.watches_nftables)
-                && let Some(watch) = pod.watch.take()
-            {
-                watch.abort();
-            }
+            let is_enough = |watch: &Watch| !is_unneeded && (watch.nftables || !needs_nftables);
+            pod.watch = pod.watch.take().filter(is_enough);
         }
     }
 
@@ -212,11 +231,11 @@ impl Pods {
 
     /// What is to be begun now.
     pub(super) fn due(&mut self, now: Instant) -> Vec<Job> {
-        let running = self.all.values().filter(|pod| pod.is_running).count();
+        let running = self.all.values().filter(|pod| pod.turn == Turn::Running).count();
         let due = self.all.iter_mut().filter(|(_, pod)| pod.is_due(now));
         let job = |(key, pod): (&Key, &mut Pod)| {
             let work = pod.wanted.clone()?;
-            (pod.is_running, pod.is_suspect, pod.not_before) = (true, false, None);
+            (pod.turn, pod.is_suspect) = (Turn::Running, false);
             let wants_signal = pod.watch.is_none() && work != Work::Nothing;
             let is_check = pod.applied.as_ref() == Some(&work);
             Some(Job { key: key.clone(), sandbox: Arc::clone(&pod.sandbox), work, is_check, wants_signal })
@@ -226,21 +245,24 @@ impl Pods {
 
     /// When to look again, at the latest at `sweep`.
     pub(super) fn next(&self, sweep: Instant) -> Instant {
-        let waiting =
-            self.all.values().filter(|pod| !pod.is_running && (pod.is_suspect || pod.wanted != pod.applied));
-        waiting.filter_map(|pod| pod.not_before).min().map_or(sweep, |at| at.min(sweep))
+        let waiting = self.all.values().filter(|pod| pod.is_suspect || pod.wanted != pod.applied);
+        let times = waiting.filter_map(|pod| match pod.turn {
+            Turn::NotBefore(at) => Some(at),
+            Turn::Any | Turn::Running => None,
+        });
+        times.min().map_or(sweep, |at| at.min(sweep))
     }
 
     /// It was not done, and is tried again later. Returns whether the error is a new one.
     pub(super) fn retry(&mut self, key: &Key, error: Option<&str>) -> bool {
         let Some(pod) = self.all.get_mut(key) else { return false };
-        (pod.is_running, pod.is_suspect) = (false, true);
+        pod.is_suspect = true;
         let now = Instant::now();
         let Some(error) = error else {
-            pod.not_before = now.checked_add(BUSY_PAUSE);
+            pod.turn = Turn::after(now, BUSY_PAUSE);
             return false;
         };
-        pod.not_before = now.checked_add(pod.backoff.next_whole());
+        pod.turn = Turn::after(now, pod.backoff.next_whole());
         // What was set is not known any more.
         pod.applied = None;
         let is_new = pod.refused.as_deref() != Some(error);
@@ -250,20 +272,10 @@ impl Pods {
 
     /// It was done. Returns whether that ends a problem.
     pub(super) fn done(&mut self, key: &Key, work: Work, watch: Option<AbortHandle>) -> bool {
-        let Some(pod) = self.all.get_mut(key) else {
-            if let Some(watch) = watch {
-                watch.abort();
-            }
-            return false;
-        };
-        let has_nftables = work.has_nftables();
-        (pod.is_running, pod.backoff, pod.applied) = (false, BACKOFF, Some(work));
-        pod.watches_nftables = if watch.is_some() { has_nftables } else { pod.watches_nftables };
-        if let Some(watch) = watch
-            && let Some(earlier) = pod.watch.replace(watch)
-        {
-            earlier.abort();
-        }
+        let watch = watch.map(|task| Watch { task, nftables: work.has_nftables() });
+        let Some(pod) = self.all.get_mut(key) else { return false };
+        (pod.turn, pod.backoff, pod.applied) = (Turn::Any, BACKOFF, Some(work));
+        pod.watch = watch.or_else(|| pod.watch.take());
         pod.refused.take().is_some()
     }
 
