@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use fairlead_cluster::subsystem::{Readiness, Supervisor};
 use fairlead_discovery::server::{CertificateFiles, EtcdSettings, Observer, Server, Settings};
-use fairlead_mesh::discovery::admission;
+use fairlead_members::discovery_client::admission;
 
 use crate::arguments::discovery::{DiscoveryArguments, DiscoveryIdArguments};
 use crate::endpoints::{serve_health, serve_metrics};

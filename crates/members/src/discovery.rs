@@ -3,7 +3,7 @@
 //! Every node that knows the secret of the cluster can publish anything there, also in the name of others, and a service can
 //! withhold everything. So what is read here has the least authority of all sources ([`fairlead_topology::merge`]), and nothing
 //! that a service withholds is missing elsewhere. [`Reader`] says what the services tell now, [`Memory`] how long a member is
-//! kept of which they tell no more. Both are without I/O; `mesh::discovery` drives them.
+//! kept of which they tell no more. Both are without I/O; [`super::discovery_client`] drives them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;

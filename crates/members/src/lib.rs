@@ -5,6 +5,9 @@
 //! Peers of Kilo, [`static_peers`] those of a file, [`discovery`] the least authority. [`departures`] remembers who left,
 //! [`membership`] has all of it for the mesh, [`saved`] keeps it in files, and [`provenance`] what users see of the sources.
 //!
+//! [`settings`] reads the mesh resource, [`discovery_client`] publishes this node at the discovery services and follows what they
+//! tell, and [`names`] looks up the host names of endpoints.
+//!
 //! Data comes from watch caches ([`cached_peer`], [`cached_block`] and others keep of objects what is read), a file, and what
 //! discovery services tell. It goes to the mesh and to the built-in router, and by way of [`configuration`] to the command line,
 //! which computes the peers of a member as its node does.
@@ -18,16 +21,20 @@ pub mod cluster_addresses;
 pub mod configuration;
 pub mod departures;
 pub mod discovery;
+pub mod discovery_client;
 pub mod external_peers;
 pub mod grants;
 pub mod kubernetes;
 pub mod locations;
 pub mod membership;
+pub mod names;
 pub mod nodes;
 pub mod preshared_keys;
 mod problem;
 pub mod provenance;
 pub mod saved;
+pub mod settings;
+pub mod state_file;
 pub mod static_peers;
 
 use std::collections::BTreeSet;

@@ -1,6 +1,8 @@
 //! Members in a file of the state directory: with it a node comes up again while no source answers.
 
+pub mod cluster;
 mod departed;
+pub mod discovery;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

@@ -6,8 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use fairlead_keys::{InvalidKey, PrivateKey};
-
-use crate::state_file;
+use fairlead_members::state_file;
 
 /// Name of the key file in the state directory.
 const FILE: &str = "wireguard.key";

@@ -13,17 +13,17 @@ use fairlead_api::resources::NodeFilters;
 use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_members::SourceProblem;
 use fairlead_members::departures::Departures;
+use fairlead_members::discovery_client::Shared;
+use fairlead_members::settings::MeshSettings;
 use fairlead_topology::{Member, SourceNodes};
 use fairlead_wire::discovery::{id_of_key, mesh_subnet};
 use ipnet::IpNet;
 use tokio::sync::watch;
 
 pub(crate) use self::reader::InputReader;
-use super::discovery::Shared;
 use super::keys::Keys;
 use super::nat64::Nat64Answer;
 use super::port_mapping::PortMappings;
-use super::settings::MeshSettings;
 
 /// Keys of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]

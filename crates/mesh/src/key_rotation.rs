@@ -8,12 +8,12 @@ use std::time::Duration;
 use fairlead_cluster::caches::Cache;
 use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_members::cached_peer::CachedPeer;
+use fairlead_members::settings::RelayServer;
 use kube::runtime::reflector::ObjectRef;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::keys::{KeyStore, Keys};
-use super::settings::RelayServer;
 
 /// How long others have to prepare an announced key, and how much longer for each node of the mesh.
 const PREPARE: Duration = Duration::from_secs(10);

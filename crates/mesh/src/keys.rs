@@ -6,11 +6,11 @@ use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 
 use fairlead_keys::{PrivateKey, PublicKey};
+use fairlead_members::state_file;
 use fairlead_port_mapping::Nonce;
 use tokio::sync::watch;
 
 use crate::identity::{self, IdentityError};
-use crate::state_file;
 
 /// Name of the file with the nonce of port mappings, which were requested with an earlier key.
 const NONCE_FILE: &str = "port-mapping.nonce";

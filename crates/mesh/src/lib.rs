@@ -4,7 +4,7 @@
 //! [`desired`] plans with [`fairlead_topology`] and lists the endpoints of each peer; it is pure. [`reconciler`] brings the
 //! kernel there, by `fairlead-dataplane` and, where the kernel has no WireGuard, `fairlead-tunnel`. [`path_port`] drives
 //! [`fairlead_path`] and chooses endpoints; a timer of a path reads neither the cluster's objects nor links, routes or nftables.
-//! [`relay`], [`discovery`], [`port_mapping`] and others ask servers beside all of this, and are read as inputs.
+//! [`relay`], [`port_mapping`] and others ask servers beside all of this, and are read as inputs.
 //!
 //! Results go to this node's own WireKubePeer ([`publish`]), to metrics, and by [`MeshView`] to the status. What must outlive the
 //! API server stands in the state directory: keys ([`identity`]), and what was last known of the cluster.
@@ -14,7 +14,6 @@
 
 mod deps;
 pub mod desired;
-pub mod discovery;
 pub mod down_peers;
 mod ec2;
 pub mod encapsulation;
@@ -29,11 +28,10 @@ pub mod kernel;
 mod key_changes;
 mod key_rotation;
 pub mod keys;
+mod local_node;
 pub mod metrics;
-mod names;
 pub mod nat64;
 mod observers;
-pub mod path_history;
 pub mod path_port;
 mod paths;
 pub mod port_mapping;
@@ -46,11 +44,7 @@ pub mod relay_reason;
 pub mod report;
 mod reports;
 mod run;
-mod saved;
-mod selection;
-pub mod settings;
 mod start;
-mod state_file;
 #[cfg(test)]
 mod tests;
 pub mod write_budget;

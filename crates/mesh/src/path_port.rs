@@ -14,21 +14,19 @@ use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_dataplane::wireguard::{PathDatagram, PathSocket, PathSocketHealth, PathSocketStats};
 use fairlead_keys::PublicKey;
+use fairlead_path::history::{Observed, PathChange, PathHistory};
 use fairlead_path::{
     BirthdayOutcome, BirthdayStatus, Candidate, CandidateStatus, EndpointReason, Event, PathAgent,
     ProbeCounts, Source, Transmit,
 };
 use fairlead_relay::client::LinkQueue;
 use prometheus_client::metrics::histogram::Histogram;
+use readable::{readiness, register};
+use refusals::Refusals;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, sleep_until};
-
-use readable::{readiness, register};
-use refusals::Refusals;
-
-use super::path_history::{Observed, PathChange, PathHistory};
 
 mod readable;
 mod refusals;

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_dataplane::wireguard::{self, Backend, WireGuardDevice};
 use fairlead_keys::{DeviceChange, DeviceState, PeerConfig, PeerState, PrivateKey, PublicKey};
+use fairlead_members::settings::RelaySettings;
+use fairlead_path::history::Observed;
 use fairlead_path::{
     Config, Filtering, Identity, Observation, PathAgent, PeerPaths, Source, Status, StunAnswer,
 };
@@ -17,10 +19,8 @@ use fairlead_relay::client::{INITIATION_HELD, is_relayed};
 use prometheus_client::metrics::histogram::Histogram;
 
 use super::desired::DesiredPeer;
-use super::path_history::Observed;
 use super::path_port::{Due, PathPort};
 use super::relay::{RelayTransport, RelayView};
-use super::settings::RelaySettings;
 
 /// How long one endpoint is tried where setting it forces handshakes: they are sent within the first two seconds.
 const FORCED_ATTEMPT: Duration = Duration::from_millis(2500);

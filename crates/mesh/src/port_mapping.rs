@@ -15,12 +15,12 @@ use fairlead_api::resources::WireKubeMesh;
 use fairlead_cluster::caches::Cache;
 use fairlead_dataplane::kernel_watch::KernelChanges;
 use fairlead_dataplane::uplink::{HostNetwork, Ignored};
+use fairlead_members::settings::{MeshSettings, selected};
 use fairlead_netlink::route::{Change, Link, Route, RouteKind, TABLE_MAIN};
 use fairlead_port_mapping::{Failure, Mapping, Nonce, PortMapper, Request};
 use tokio::sync::watch;
 
 use super::problem::MeshProblem;
-use super::settings::MeshSettings;
 
 /// What each gateway granted, or why it refuses; gateways that answer nothing are left out.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -156,7 +156,7 @@ async fn work_of(meshes: &Cache<WireKubeMesh>, port: Option<u16>, nonce: Nonce) 
     if !meshes.is_ready() {
         return [Work::Nothing, Work::Nothing];
     }
-    let settings = super::selection::selected(meshes).map(|mesh| MeshSettings::parse(&mesh, &mut Vec::new()));
+    let settings = selected(meshes).map(|mesh| MeshSettings::parse(&mesh, &mut Vec::new()));
     let Some(settings) = settings.filter(|settings| settings.traversal.port_mapping) else {
         return [Work::Release, Work::Release];
     };

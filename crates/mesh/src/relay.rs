@@ -9,6 +9,8 @@ use anyhow::{Context as _, Result};
 use fairlead_address::Nat64;
 use fairlead_api::names::MARK_FROM_WIREGUARD;
 use fairlead_keys::{PrivateKey, PublicKey};
+use fairlead_members::settings::{RelayServer, RelaySettings};
+use fairlead_members::state_file::StateFile;
 use fairlead_path::{PathAgent, RelayPath, RelayPort, RelayStun};
 use fairlead_relay::client::{
     self, LinkCounters, LinkQueue, LinkStatus, LoopbackPort, Proxy, Transport, is_relayed, keep_connected,
@@ -21,8 +23,6 @@ use tokio::time::{sleep, sleep_until, timeout};
 
 use super::path_port::PathPort;
 use super::problem::MeshProblem;
-use super::saved::StateFile;
-use super::settings::{RelayServer, RelaySettings};
 
 /// How often the Secret with the token is read again, and how soon after a failure.
 const SECRET_INTERVAL: Duration = Duration::from_secs(60);

@@ -12,10 +12,12 @@ use fairlead_dataplane::uplink::{HostNetwork, Ignored};
 use fairlead_keys::PublicKey;
 use fairlead_members::MemberSource;
 use fairlead_members::discovery::{Discovered, Discovery};
+use fairlead_members::discovery_client::{DiscoveryTask, SECRET_INTERVAL, Shared};
 use fairlead_members::external_peers::ExternalPeers;
 use fairlead_members::kubernetes::Kubernetes;
 use fairlead_members::membership::Membership;
 use fairlead_members::provenance::{DiscoveryStatus, Provenance};
+use fairlead_members::state_file::StateFile;
 use fairlead_members::static_peers::{PeersFile, StaticSource};
 use fairlead_path::Identity;
 use fairlead_relay::client::LinkStatus;
@@ -24,11 +26,11 @@ use kube::Client;
 use tokio::sync::{oneshot, watch};
 
 use super::deps::{MeshCaches, MeshDeps, MeshNode, MeshOutputs};
-use super::discovery::{DiscoveryTask, SECRET_INTERVAL, Shared};
 use super::inputs::{InputReader, MeshIdentity, NetworkWatches};
 use super::kernel::HostKernel;
 use super::key_rotation::KeyRotation;
 use super::keys::{KeyStore, Keys};
+use super::local_node::ReportedNode;
 use super::nat64::{Nat64Answer, Nat64Task};
 use super::path_port::PathPort;
 use super::paths::PathDriver;
@@ -37,7 +39,6 @@ use super::publisher::Publisher;
 use super::reconciler::{DeviceSlot, Mesh};
 use super::relay::{RelayLink, RelayView};
 use super::reports::Reports;
-use super::saved::StateFile;
 use super::{MeshHandle, MeshView, ec2, run};
 
 /// What tasks of the mesh have in common.
@@ -147,11 +148,14 @@ impl DiscoveryChannels {
         let task = DiscoveryTask {
             client: common.client.clone(),
             node: common.node.clone(),
-            keys: common.store.subscribe(),
+            local: Arc::new(ReportedNode {
+                name: common.node.clone(),
+                keys: common.store.subscribe(),
+                reports: Arc::clone(&common.reports),
+            }),
             settings: reader.discovery(),
             file: common.file.clone(),
             cached: self.cached,
-            reports: Arc::clone(&common.reports),
             known: self.known,
             credentials: self.credentials,
             status: self.services,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fairlead_api::resources::WireKubeMesh;
 use fairlead_api::resources::not_implemented::WIREKUBE_MESH;
-use fairlead_mesh::settings::MeshSettings;
+use fairlead_members::settings::MeshSettings;
 use fairlead_pods::pod_network::desired::masquerade;
 use serde_json::{Value, json};
 use testbed_api::fields::assert_each_is_read_or_listed;

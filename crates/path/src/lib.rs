@@ -11,6 +11,7 @@
 //! * `filtering`: asks the relay the same, and tests how the NAT filters.
 //! * `binding`: binds UDP ports of the relay, through which a peer is reached that has no direct path.
 //! * `birthday`: finds the mapping of a symmetric NAT by trying many of its ports.
+//! * [`history`]: how the path to each peer changed, for operators.
 //! * `stun`: asks STUN servers where they see the WireGuard port, which feeds [`nat`] and [`candidates`].
 //!
 //! Sans-I/O: time is a [`std::time::Duration`] since an epoch of the caller's that never goes back (the start of the
@@ -24,6 +25,7 @@ mod birthday;
 pub mod candidates;
 mod datagram;
 mod filtering;
+pub mod history;
 pub mod nat;
 mod prober;
 mod probing;

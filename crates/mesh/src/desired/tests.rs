@@ -4,15 +4,17 @@ use fairlead_address::{Endpoint, EndpointFilters, Nat64Prefix};
 use fairlead_api::resources::{Encapsulation, Granularity, Topology};
 use fairlead_keys::{PresharedKey, PrivateKey};
 use fairlead_members::departures::{Departures, Revoked};
+use fairlead_members::discovery_client::Shared;
+use fairlead_members::settings::{
+    DeviceSettings, LocationSettings, MeshSettings, RoutingSettings, TraversalSettings,
+};
 use fairlead_path::{BirthdayPolicy, StunAnswer};
 use fairlead_topology::{Endpoints, InternalAddress, Member, MemberRecord, OwnAddress, Site, Source, merge};
 use ipnet::Ipv4Net;
 
 use super::*;
-use crate::discovery::Shared;
 use crate::inputs::{NetworkFacts, OwnKeys, OwnNode};
 use crate::port_mapping::PortMappings;
-use crate::settings::{DeviceSettings, LocationSettings, MeshSettings, RoutingSettings, TraversalSettings};
 
 mod stun;
 
@@ -388,7 +390,7 @@ fn a_node_of_kubespan_has_the_secret_as_preshared_key_and_no_relay() {
         |inputs: &Inputs| Desired::new(inputs, &host(), Held::default(), &OwnAddresses::default()).peers;
     assert!(!planned(&inputs).contains_key(&key(2)), "a device that has the key keeps its session");
     let (cluster_id, secret) = ("c".to_owned(), [9; 32]);
-    let current = crate::saved::Credentials { cluster_id, secret };
+    let current = fairlead_members::saved::discovery::Credentials { cluster_id, secret };
     inputs.cluster = Some(Shared { current, previous: None });
     let peers = planned(&inputs);
     assert_eq!(

@@ -9,6 +9,10 @@ use fairlead_cluster::caches::{Cache, Refusal};
 use fairlead_members::cluster_addresses::{UnusableAddress, service_prefixes};
 use fairlead_members::departures::Departures;
 use fairlead_members::membership::{Membership, View};
+use fairlead_members::names::Names;
+use fairlead_members::saved::cluster::{Facts, Unsaved};
+use fairlead_members::settings::{DiscoverySettings, MeshSettings, RelayServer, selected};
+use fairlead_members::state_file::StateFile;
 use fairlead_members::{SourceProblem, annotations, nodes, shared};
 use fairlead_topology::{Member, MemberRecord, Source};
 use ipnet::IpNet;
@@ -20,11 +24,7 @@ use tokio::sync::watch;
 
 use super::{Inputs, NetworkFacts, NetworkWatches, OwnKeys, OwnNode};
 use crate::keys::Keys;
-use crate::names::Names;
 use crate::problem::MeshFailure;
-use crate::saved::{Facts, StateFile, Unsaved};
-use crate::selection::selected;
-use crate::settings::{DiscoverySettings, MeshSettings, RelayServer};
 
 /// Reads [`Inputs`] and says when they may have changed.
 pub(crate) struct InputReader {
@@ -366,7 +366,16 @@ impl InputReader {
         self.last = Some(Arc::clone(inputs));
         let node = self.nodes.store.get(&ObjectRef::new(&self.node)).filter(|_| self.saved.is_live);
         if let (Some(mesh), Some(node)) = (selected(&self.meshes), node) {
-            self.saved.unsaved.send_replace(Some(Unsaved { mesh, node, inputs: Arc::clone(inputs) }));
+            self.saved.unsaved.send_replace(Some(Unsaved {
+                mesh,
+                node,
+                public_key: inputs.keys.public,
+                members: inputs.members.clone(),
+                api_server: inputs.api_server.clone(),
+                services: inputs.services.clone(),
+                sources: Arc::clone(&inputs.sources),
+                departures: inputs.departures.clone(),
+            }));
         }
     }
 

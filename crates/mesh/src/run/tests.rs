@@ -12,6 +12,7 @@ use fairlead_dataplane::wireguard::Preference;
 use fairlead_keys::PrivateKey;
 use fairlead_members::departures::Session;
 use fairlead_members::membership::Membership;
+use fairlead_members::state_file::StateFile;
 use fairlead_members::{MemberSource, SourceProblem};
 use fairlead_topology::{Member, MemberRecord, Source};
 use futures::future::BoxFuture;
@@ -28,7 +29,6 @@ use crate::keys::Keys;
 use crate::nat64::Nat64Answer;
 use crate::port_mapping::PortMappings;
 use crate::reconciler::DeviceSlot;
-use crate::saved::StateFile;
 use crate::tests::{FakeKernel, Shared, paths};
 
 /// A source in memory that counts how often it is read.

@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use fairlead_dataplane::cleanup;
 use fairlead_dataplane::routing_ids::RoutingIds;
+use fairlead_members::discovery_client;
 use fairlead_wire::spool;
-
-use fairlead_mesh::discovery;
 
 /// What is to be removed.
 #[derive(Debug, Clone)]
@@ -35,7 +34,7 @@ impl Cleanup {
         cleanup::remove_all(self.numbers, &self.mesh_devices)
             .context("cannot clean up the kernel's state")?;
         // Without the mesh, whose tunnels end; with the files, which say where.
-        if let Err(error) = discovery::leaving::leave(&self.state_dir).await {
+        if let Err(error) = discovery_client::leaving::leave(&self.state_dir).await {
             tracing::warn!(error = %format!("{error:#}"), "cannot delete this node at discovery services, which forget it after half an hour");
         }
         let beside = spool::instance_lock(&self.socket);

@@ -3,13 +3,13 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime};
 
+use fairlead_mesh::MeshView;
+use fairlead_mesh::report::{PeerReport, Report};
+use fairlead_path::history;
 use fairlead_path::{Candidate, CandidateStatus, PingOutcome, Source};
 use fairlead_wire::node::{PathChange, PingRequest, PingResponse, PingedCandidate};
 use tokio::time::sleep;
 use tonic::Status;
-
-use fairlead_mesh::report::{PeerReport, Report};
-use fairlead_mesh::{MeshView, path_history};
 
 /// How long answers are waited for, unless the caller says otherwise, and at most.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -99,8 +99,8 @@ pub(super) fn path_changes(mesh: &MeshView, report: &Report, peer: &PeerReport) 
     changes.iter().map(|change| describe(report, change)).collect()
 }
 
-fn describe(report: &Report, change: &path_history::PathChange) -> PathChange {
-    let path_history::PathChange { at, from, to, reason, attempts } = *change;
+fn describe(report: &Report, change: &history::PathChange) -> PathChange {
+    let history::PathChange { at, from, to, reason, attempts } = *change;
     PathChange {
         at_seconds: at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
         from: from.map(|from| address(report, from)).unwrap_or_default(),

@@ -1,10 +1,10 @@
 //! Where WireGuard begins with a new peer of a mesh that has a relay.
 
+use fairlead_members::settings::{RelayServer, RelaySettings};
 use fairlead_relay::client::{LoopbackPort, is_relayed};
 
 use super::*;
 use crate::inputs::OwnKeys;
-use crate::settings::{RelayServer, RelaySettings};
 
 fn relay() -> RelaySettings {
     let endpoint = "tcp://relay.example:3478".parse().unwrap();

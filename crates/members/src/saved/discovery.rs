@@ -11,7 +11,6 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use fairlead_api::names::{DISCOVERY_CLUSTER_ID, DISCOVERY_CLUSTER_SECRET};
 use fairlead_discovery::client::ServerEndpoint;
-use fairlead_members::saved::SavedMember;
 use fairlead_topology::Member;
 use fairlead_wire::discovery::MAX_ID;
 use jiff::Timestamp;
@@ -19,8 +18,8 @@ use k8s_openapi::ByteString;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::file::{MAX_LENGTH, StateFile, VERSION, age};
-use crate::state_file;
+use crate::saved::SavedMember;
+use crate::state_file::{self, MAX_LENGTH, StateFile, VERSION, age};
 
 /// Names of the files in the state directory. The secret has one of its own, so that the others can be shown to others.
 const MEMBERS_FILE: &str = "discovery.json";
@@ -29,11 +28,13 @@ const SERVICES_FILE: &str = "discovery-services.json";
 /// What is older is not used.
 const MAX_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What the nodes of a cluster share for discovery.
+/// Identifier and secret that the nodes of a cluster share for discovery.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Credentials {
-    pub(crate) cluster_id: String,
-    pub(crate) secret: [u8; 32],
+pub struct Credentials {
+    /// The identifier of the cluster.
+    pub cluster_id: String,
+    /// The secret of the cluster.
+    pub secret: [u8; 32],
 }
 
 impl std::fmt::Debug for Credentials {

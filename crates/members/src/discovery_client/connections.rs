@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::leaving::LEAVE;
-use crate::saved::Credentials;
+use crate::saved::discovery::Credentials;
 use crate::settings::DiscoverySettings;
 
 /// How long all services may take to answer after the start before the silence of some counts for nothing.

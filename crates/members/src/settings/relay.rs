@@ -8,10 +8,10 @@ use fairlead_api::resources::{
     ExternalRelay, ManagedRelay, Relay, RelayMode, RelayProvider, RelayTransport, WireKubeMesh,
     WireKubeMeshStatus,
 };
-use fairlead_members::SourceProblem;
 use fairlead_relay::client;
 
 use super::{RelayServer, RelaySettings, base64_bytes};
+use crate::SourceProblem;
 
 /// The relay; `None` where there is none to use.
 pub(super) fn parse(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> Option<RelaySettings> {

@@ -1,12 +1,34 @@
 use std::os::unix::fs::PermissionsExt as _;
 
 use fairlead_keys::PresharedKey;
-use fairlead_topology::{External, Since, Sources};
+use fairlead_topology::{Endpoints, External, MemberRecord, Since, Source, Sources, merge};
 
 use super::*;
-use crate::desired::tests::{inputs, key, member};
 
 mod kept;
+
+fn key(number: u32) -> PublicKey {
+    let mut bytes = [1; 32];
+    bytes[..4].copy_from_slice(&number.to_be_bytes());
+    PublicKey(bytes)
+}
+
+fn member(number: u8) -> Member {
+    let address = IpAddr::from([10, 0, 0, number]);
+    let endpoints = Endpoints { host: vec![SocketAddr::new(address, 51820)], ..Endpoints::default() };
+    Member {
+        public_key: Some(key(number.into())),
+        claims: vec![address.into()],
+        endpoints,
+        ..Member::named(format!("node-{number:04}"))
+    }
+}
+
+/// Members as the cluster says them.
+fn merged(members: Vec<Member>) -> Vec<Arc<Member>> {
+    let record = |member| MemberRecord { member, ..MemberRecord::of_node(Source::Kubernetes, "") };
+    merge(members.into_iter().map(record).collect()).into_iter().map(Arc::new).collect()
+}
 
 fn unsaved() -> Unsaved {
     let mesh = serde_json::json!({
@@ -35,11 +57,12 @@ fn unsaved() -> Unsaved {
     Unsaved {
         mesh: Arc::new(serde_json::from_value(mesh).unwrap()),
         node: Arc::new(serde_json::from_value(node).unwrap()),
-        inputs: Arc::new(Inputs {
-            services,
-            sources: Arc::new(sources.into()),
-            ..inputs([member(1), member(2), third, laptop()])
-        }),
+        public_key: key(1),
+        members: merged(vec![member(1), member(2), third, laptop()]),
+        api_server: vec!["192.0.2.100:6443".parse().unwrap()],
+        services,
+        sources: Arc::new(sources.into()),
+        departures: Departures::default(),
     }
 }
 
@@ -70,13 +93,13 @@ fn what_is_written_is_read_again() {
     let Saved { facts, age, .. } = file.read(at(7)).unwrap().unwrap();
     assert_eq!(age, Duration::from_secs(5));
     assert_eq!(file.read(at(1)).unwrap().unwrap().age, Duration::ZERO, "the clock of the host is behind");
-    let members = unsaved.inputs.members.iter();
+    let members = unsaved.members.iter();
     // Who tells of them is not saved.
     let untold = members.map(|member| Member { sources: Sources::default(), ..Member::clone(member) });
     assert!(facts.members.into_iter().eq(untold));
-    assert_eq!(facts.api_server, unsaved.inputs.api_server);
-    assert_eq!(facts.services, unsaved.inputs.services);
-    assert_eq!(facts.sources, unsaved.inputs.sources);
+    assert_eq!(facts.api_server, unsaved.api_server);
+    assert_eq!(facts.services, unsaved.services);
+    assert_eq!(facts.sources, unsaved.sources);
     let text = fs::read_to_string(file.path()).unwrap();
     let mut earlier: serde_json::Value = serde_json::from_str(&text).unwrap();
     earlier.as_object_mut().unwrap().remove("sources");

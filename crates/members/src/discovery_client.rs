@@ -1,6 +1,6 @@
 //! Publishes this node at the discovery services of the mesh, and follows what they tell of others.
 //!
-//! A client of `fairlead_discovery` for each service does the talking; [`fairlead_members::discovery`] decides what of it counts.
+//! A client of `fairlead_discovery` for each service does the talking; [`crate::discovery`] decides what of it counts.
 
 pub mod admission;
 mod connections;
@@ -10,40 +10,36 @@ mod staging;
 mod status;
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use fairlead_cluster::naming::some_of;
 use fairlead_discovery::client::{Local, authorities};
 use fairlead_keys::PublicKey;
-use fairlead_members::SourceProblem;
-use fairlead_members::departures::Session;
-use fairlead_members::discovery::{Discovered, Memory, Reader, Told};
-use fairlead_members::provenance::DiscoveryStatus;
 use fairlead_topology::Member;
-use fairlead_wire::discovery::{Affiliate, KubeSpan};
-use futures::FutureExt as _;
 use futures::future::select_all;
-use ipnet::IpNet;
+use futures::stream::BoxStream;
+use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use tokio::sync::watch;
 use tokio::time::{sleep, sleep_until, timeout};
 
 use self::connections::Clients;
-pub(crate) use self::secrets::Shared;
+pub use self::secrets::Shared;
 use self::secrets::{InUse, MAX_NAMED};
 use self::staging::{Progress, progress};
-use super::keys::Keys;
-use super::report::Report;
-use super::reports::{Publication, Reports};
-use super::saved::{Credentials, StateFile};
+use super::saved::discovery::Credentials;
 use super::settings::DiscoverySettings;
+use super::state_file::StateFile;
+use crate::SourceProblem;
+use crate::departures::Session;
+use crate::discovery::{Discovered, Memory, Reader, Told};
+use crate::provenance::DiscoveryStatus;
 
-/// How often the Secret is read again, and how soon after a failure; how long reading it may take.
-pub(crate) const SECRET_INTERVAL: Duration = Duration::from_secs(60);
+/// Interval at which the Secret is read again, pause after a failure, and longest time that reading it may take.
+pub const SECRET_INTERVAL: Duration = Duration::from_secs(60);
 const SECRET_RETRY: Duration = Duration::from_secs(5);
 const SECRET_TIMEOUT: Duration = Duration::from_secs(5);
 /// Least pause between two times that members are read: the changes in it are read together.
@@ -52,32 +48,46 @@ const MIN_PAUSE: Duration = Duration::from_millis(500);
 const INTERVAL: Duration = Duration::from_secs(10);
 /// Least pause between two writes of the file.
 const SAVE_INTERVAL: Duration = Duration::from_secs(30);
-/// Most endpoints of this node at its own addresses: there is room for others, too.
-const MAX_HOST: usize = 32;
+
+/// This node, as its mesh knows it.
+pub trait LocalNode: Send + Sync {
+    /// Records that the node publishes; `None` while it is no member. The discovery service adds where it sees the node.
+    fn publication(&self) -> Option<Local>;
+
+    /// Changes of the publication, from now on.
+    fn changes(&self) -> BoxStream<'static, ()>;
+
+    /// How the tunnel to a member does.
+    fn session(&self, key: &PublicKey) -> Session;
+
+    /// Takes note of how the discovery services do.
+    fn observe(&self, status: &DiscoveryStatus);
+}
 
 /// Runs the clients.
-pub(crate) struct DiscoveryTask {
-    pub(crate) client: kube::Client,
+pub struct DiscoveryTask {
+    /// Reads the Secret.
+    pub client: kube::Client,
     /// This node's name.
-    pub(crate) node: String,
-    pub(crate) keys: watch::Receiver<Keys>,
+    pub node: String,
+    /// This node.
+    pub local: Arc<dyn LocalNode>,
     /// `None` while they are not known.
-    pub(crate) settings: watch::Receiver<Option<Option<DiscoverySettings>>>,
+    pub settings: watch::Receiver<Option<Option<DiscoverySettings>>>,
     /// Keeps members and the secret, for starts without the API server.
-    pub(crate) file: StateFile,
+    pub file: StateFile,
     /// What the file has, as [`Self::known_before`] reads it.
-    pub(crate) cached: (Vec<Member>, Option<Instant>),
-    pub(crate) reports: Arc<Reports>,
-    /// What the services tell.
-    pub(crate) known: watch::Sender<Arc<Discovered>>,
-    /// What the nodes of the cluster share; `None` without discovery services.
-    pub(crate) credentials: watch::Sender<Option<Shared>>,
-    /// How they do.
-    pub(crate) status: watch::Sender<DiscoveryStatus>,
-    /// How often the Secret is read again.
-    pub(crate) secret_interval: Duration,
-    /// Of the sockets of clients.
-    pub(crate) mark: u32,
+    pub cached: (Vec<Member>, Option<Instant>),
+    /// Members of which the services tell.
+    pub known: watch::Sender<Arc<Discovered>>,
+    /// Secrets that the nodes of the cluster share; `None` without discovery services.
+    pub credentials: watch::Sender<Option<Shared>>,
+    /// Status of the services.
+    pub status: watch::Sender<DiscoveryStatus>,
+    /// Interval at which the Secret is read again.
+    pub secret_interval: Duration,
+    /// Mark of the sockets of clients.
+    pub mark: u32,
 }
 
 /// What is known over changes of the settings.
@@ -102,7 +112,7 @@ impl Known {
 
 impl DiscoveryTask {
     /// Runs until it is dropped.
-    pub(crate) async fn run(self) {
+    pub async fn run(self) {
         let mut settings = self.settings.clone();
         let mut known = Known {
             memory: Memory::with_cached(self.cached.0.clone(), self.cached.1),
@@ -138,8 +148,8 @@ impl DiscoveryTask {
         }
     }
 
-    /// What an earlier run of this program knew and when, and what it is as a source.
-    pub(crate) fn known_before(file: &StateFile) -> ((Vec<Member>, Option<Instant>), Discovered) {
+    /// Members that an earlier run of this program knew and when, and these as a source.
+    pub fn known_before(file: &StateFile) -> ((Vec<Member>, Option<Instant>), Discovered) {
         let (saved, age) = file.read_discovered(jiff::Timestamp::now()).unwrap_or_else(|error| {
             tracing::warn!(error = %format!("{error:#}"), "cannot use what discovery services told before");
             Default::default()
@@ -193,7 +203,7 @@ impl DiscoveryTask {
     }
 
     async fn follow(&self, settings: &DiscoverySettings, known: &mut Known, clients: &mut Vec<Clients>) {
-        let (mut reports, mut keys) = (self.reports.subscribe(), self.keys.clone());
+        let mut changes = self.local.changes();
         loop {
             self.publish_node(clients);
             let read_at = Instant::now();
@@ -207,17 +217,14 @@ impl DiscoveryTask {
             let any_changed = select_all(clients.iter_mut().map(|clients| clients.changed().boxed()));
             tokio::select! {
                 _ = any_changed => {}
-                _ = reports.changed() => {}
-                Ok(()) = keys.changed() => {}
+                Some(()) = changes.next() => {}
                 () = sleep_until((read_at + INTERVAL).into()) => {}
             }
         }
     }
 
     fn publish_node(&self, clients: &[Clients]) {
-        let is_member = matches!(*self.reports.subscribe().borrow(), Publication::Member(_));
-        let Some(report) = self.reports.snapshot().report.filter(|_| is_member) else { return };
-        let local = local(&self.node, &self.keys.borrow(), &report);
+        let Some(local) = self.local.publication() else { return };
         clients.iter().for_each(|clients| clients.publish(&local));
     }
 
@@ -242,11 +249,7 @@ impl DiscoveryTask {
         let is_deleted = |id: &str| {
             current.has_deleted(id) || (counts && previous.is_some_and(|previous| previous.has_deleted(id)))
         };
-        let report = self.reports.snapshot().report;
-        let now = SystemTime::now();
-        let is_alive = |key: &PublicKey| {
-            report.as_ref().is_some_and(|report| report.session(key, now) == Session::Alive)
-        };
+        let is_alive = |key: &PublicKey| self.local.session(key) == Session::Alive;
         known.memory.update(&told, has_answered, is_deleted, is_alive, Instant::now());
         let mut problems = told.problems;
         problems.extend(current.problems());
@@ -280,7 +283,7 @@ impl DiscoveryTask {
             }
             differs
         });
-        self.reports.discovery(&status);
+        self.local.observe(&status);
         self.status.send_replace(status);
     }
 
@@ -329,51 +332,6 @@ impl DiscoveryTask {
         };
         let data = secret.data.unwrap_or_default();
         Credentials::of_secret(&data).with_context(|| format!("Secret {id}"))
-    }
-}
-
-/// What this node publishes. The discovery service adds where it sees the node.
-fn local(node: &str, keys: &Keys, report: &Report) -> Local {
-    let is_claim = |prefix: &&IpNet| report.own.claims.iter().any(|claim| IpNet::from(*claim) == **prefix);
-    let kubespan = KubeSpan {
-        public_key: keys.public_key.to_string(),
-        next_public_key: keys.next_public_key().map(|key| key.to_string()).unwrap_or_default(),
-        additional_addresses: report
-            .own
-            .prefixes
-            .iter()
-            .filter(|prefix| !is_claim(prefix))
-            .copied()
-            .collect(),
-        address: report.own.mesh_addresses.iter().copied().find(IpAddr::is_ipv6),
-        without_preshared_key: true,
-        ..KubeSpan::default()
-    };
-    let mesh_ipv4 = report.own.mesh_addresses.iter().copied().filter(IpAddr::is_ipv4);
-    let affiliate = Affiliate {
-        addresses: report.own.claims.iter().copied().chain(mesh_ipv4).collect(),
-        hostname: node.to_owned(),
-        nodename: node.to_owned(),
-        kubespan: Some(kubespan),
-        ..Affiliate::default()
-    };
-    let manual = report.configured.manual.as_ref().and_then(|endpoint| endpoint.address());
-    let host = report.endpoints.host.iter().take(MAX_HOST);
-    let seen = report
-        .endpoints
-        .mapped
-        .iter()
-        .chain(&report.endpoints.reflexive)
-        .chain(&report.endpoints.observed)
-        .chain(&report.endpoints.peer_reflexive);
-    let endpoints = manual.iter().chain(host).chain(seen).copied().collect();
-    let filter = report.configured.published.clone();
-    Local {
-        affiliate,
-        endpoints,
-        extra_endpoints: report.configured.extra_endpoints.clone(),
-        port: Some(report.device.port),
-        filter,
     }
 }
 

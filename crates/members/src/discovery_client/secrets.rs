@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use fairlead_cluster::naming::some_of;
 use fairlead_keys::PresharedKey;
-use fairlead_members::SourceProblem;
 use fairlead_topology::Member;
 use jiff::Timestamp;
 
-use crate::saved::{Credentials, Previous, Secrets, StateFile, age};
+use crate::SourceProblem;
+use crate::saved::discovery::{Credentials, Previous, Secrets};
+use crate::state_file::{StateFile, age};
 
 /// How long the old secret is used at most.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -22,12 +23,13 @@ const PATIENCE: Duration = Duration::from_secs(150);
 /// Most members that are named.
 pub(super) const MAX_NAMED: usize = 5;
 
-/// What nodes share, as tunnels need it.
+/// Secrets that nodes share, as tunnels need them.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Shared {
-    pub(crate) current: Credentials,
+pub struct Shared {
+    /// The present ones.
+    pub current: Credentials,
     /// The secret of before, while not all have changed, and the nodes of KubeSpan that have.
-    pub(crate) previous: Option<([u8; 32], BTreeSet<String>)>,
+    pub previous: Option<([u8; 32], BTreeSet<String>)>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -37,8 +39,8 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// As the file has it, until the Secret is read.
-    pub(crate) fn saved(file: &StateFile) -> Option<Self> {
+    /// Secrets as the file has them, until the Secret is read.
+    pub fn saved(file: &StateFile) -> Option<Self> {
         let InUse { secrets, until } =
             InUse::resumed(file.saved_secrets()?, Timestamp::now(), Instant::now());
         let is_used = until.is_some_and(|until| until > Instant::now());
@@ -48,7 +50,7 @@ impl Shared {
     }
 
     /// The preshared key of a tunnel to nodes of KubeSpan that have one key.
-    pub(crate) fn preshared_key(&self, members: &[&Member]) -> PresharedKey {
+    pub fn preshared_key(&self, members: &[&Member]) -> PresharedKey {
         let secret = match &self.previous {
             Some((previous, changed)) if !members.iter().any(|member| changed.contains(&member.name)) => {
                 *previous

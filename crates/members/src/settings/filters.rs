@@ -4,7 +4,7 @@ use fairlead_address::{AddressFilter, EndpointFilters};
 use fairlead_api::resources::WireKubeMesh;
 use kube::ResourceExt;
 
-use fairlead_members::SourceProblem;
+use crate::SourceProblem;
 
 /// The filters of the mesh. What is no entry is left out and added to `problems`.
 pub(super) fn parse(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> EndpointFilters {

@@ -4,8 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use fairlead_members::SourceProblem;
-use fairlead_members::discovery::Told;
 use futures::future::join_all;
 use jiff::Timestamp;
 use rustls::RootCertStore;
@@ -13,7 +11,9 @@ use rustls::RootCertStore;
 use super::connections::Clients;
 use super::secrets::{Change, InUse, Shared};
 use super::{DiscoveryTask, Known};
-use crate::saved::{Credentials, Secrets};
+use crate::SourceProblem;
+use crate::discovery::Told;
+use crate::saved::discovery::{Credentials, Secrets};
 use crate::settings::DiscoverySettings;
 
 /// How far a change of the secret is.

@@ -11,7 +11,8 @@ use fairlead_wire::discovery::ClusterSecret;
 use futures::future::join_all;
 use tokio::time::timeout;
 
-use crate::saved::{Credentials, SavedServices, Secrets, StateFile};
+use crate::saved::discovery::{Credentials, SavedServices, Secrets};
+use crate::state_file::StateFile;
 
 /// How long a service may take that is told that this node leaves.
 pub(super) const LEAVE: Duration = Duration::from_secs(5);
@@ -62,7 +63,7 @@ fn settings(services: &SavedServices, secrets: &Secrets) -> Result<Vec<client::S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::saved::Previous;
+    use crate::saved::discovery::Previous;
 
     #[test]
     fn while_the_secret_changes_a_node_is_deleted_under_both() {

@@ -8,7 +8,7 @@ use fairlead_discovery::client::node_id;
 use fairlead_discovery::core::AdmissionList;
 use k8s_openapi::ByteString;
 
-use crate::saved::Credentials;
+use crate::saved::discovery::Credentials;
 
 /// The lines of an admission file for these nodes, each below a comment with the name. The identifier and the secret of the cluster
 /// are as the Secret has them.

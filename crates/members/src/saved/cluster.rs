@@ -1,9 +1,6 @@
 //! What the cluster said last, in a file: with it the mesh comes up again while the API server does not answer, after a reboot or
 //! a crash of this program.
 
-mod discovered;
-mod file;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -14,9 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use fairlead_api::resources::WireKubeMesh;
-use fairlead_members::SourceProblem;
-use fairlead_members::departures::Departures;
-use fairlead_members::saved::{SavedDepartures, SavedMember};
+use fairlead_keys::PublicKey;
 use fairlead_topology::{Member, SourceNodes};
 use ipnet::IpNet;
 use jiff::Timestamp;
@@ -26,11 +21,10 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-pub(crate) use self::discovered::{Credentials, Previous, SavedServices, Secrets};
-use self::file::{MAX_LENGTH, VERSION};
-pub(crate) use self::file::{StateFile, age};
-use super::inputs::Inputs;
-use crate::state_file;
+use crate::SourceProblem;
+use crate::departures::Departures;
+use crate::saved::{SavedDepartures, SavedMember};
+use crate::state_file::{self, MAX_LENGTH, StateFile, VERSION, age};
 
 /// Names of the files in the state directory.
 const FILE: &str = "mesh.json";
@@ -39,32 +33,44 @@ const TOKEN_FILE: &str = "relay-token.json";
 const MIN_PAUSE: Duration = Duration::from_secs(5);
 const PAUSE_PER_MEMBER: Duration = Duration::from_millis(100);
 
-/// What the cluster says of the mesh, unmerged with what this host says.
+/// Facts that the cluster says of the mesh, unmerged with what this host says.
 #[derive(Debug, Clone)]
-pub(crate) struct Facts {
+pub struct Facts {
     /// The mesh resource.
-    pub(crate) mesh: Arc<WireKubeMesh>,
+    pub mesh: Arc<WireKubeMesh>,
     /// This node's object; from the file without what the mesh does not need.
-    pub(crate) node: Arc<Node>,
+    pub node: Arc<Node>,
     /// All members, this node included.
-    pub(crate) members: Vec<Member>,
+    pub members: Vec<Member>,
     /// TCP endpoints of the API server.
-    pub(crate) api_server: Vec<SocketAddr>,
+    pub api_server: Vec<SocketAddr>,
     /// Where Services have their addresses.
-    pub(crate) services: Vec<IpNet>,
+    pub services: Vec<IpNet>,
     /// Which nodes may have source addresses of egress gateways.
-    pub(crate) sources: Arc<BTreeMap<IpAddr, SourceNodes>>,
+    pub sources: Arc<BTreeMap<IpAddr, SourceNodes>>,
     /// What could not be read.
-    pub(crate) problems: Vec<SourceProblem>,
+    pub problems: Vec<SourceProblem>,
 }
 
-/// What [`StateFile::keep`] writes.
+/// Facts that [`StateFile::keep`] writes.
 #[derive(Debug, Clone)]
-pub(crate) struct Unsaved {
-    pub(crate) mesh: Arc<WireKubeMesh>,
-    pub(crate) node: Arc<Node>,
-    /// Has the rest.
-    pub(crate) inputs: Arc<Inputs>,
+pub struct Unsaved {
+    /// The mesh resource.
+    pub mesh: Arc<WireKubeMesh>,
+    /// This node's object.
+    pub node: Arc<Node>,
+    /// The public key of this node.
+    pub public_key: PublicKey,
+    /// All members, this node included.
+    pub members: Vec<Arc<Member>>,
+    /// TCP endpoints of the API server.
+    pub api_server: Vec<SocketAddr>,
+    /// Where Services have their addresses.
+    pub services: Vec<IpNet>,
+    /// Which nodes may have source addresses of egress gateways.
+    pub sources: Arc<BTreeMap<IpAddr, SourceNodes>>,
+    /// Who left.
+    pub departures: Departures,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -88,14 +94,15 @@ struct Content {
     departures: SavedDepartures,
 }
 
-/// What a file has.
+/// Facts of a file.
 #[derive(Debug)]
-pub(crate) struct Saved {
-    pub(crate) facts: Facts,
+pub struct Saved {
+    /// The facts.
+    pub facts: Facts,
     /// Who had left.
-    pub(crate) departures: Departures,
+    pub departures: Departures,
     /// How long ago that was.
-    pub(crate) age: Duration,
+    pub age: Duration,
 }
 
 /// The token of the relay.
@@ -149,11 +156,11 @@ impl StateFile {
         self.directory.join(FILE)
     }
 
-    /// What was written last; `None` if there is no file.
+    /// Reads what was written last; `None` if there is no file.
     ///
     /// # Errors
     /// The file cannot be read, or is not of this node. It is left as it is, and replaced by the next [`Self::write`].
-    pub(crate) fn read(&self, now: (Instant, Timestamp)) -> Result<Option<Saved>> {
+    pub fn read(&self, now: (Instant, Timestamp)) -> Result<Option<Saved>> {
         let path = self.path();
         let what = || format!("cannot use {}", path.display());
         let file = match File::open(&path) {
@@ -188,26 +195,25 @@ impl StateFile {
     ///
     /// # Errors
     /// The file system refuses.
-    pub(crate) fn write(&self, unsaved: &Unsaved, (instant, now): (Instant, Timestamp)) -> Result<()> {
-        let Unsaved { mesh, node, inputs } = unsaved;
+    pub fn write(&self, unsaved: &Unsaved, (instant, now): (Instant, Timestamp)) -> Result<()> {
         let content = Content {
             version: VERSION,
             saved: now,
             node: self.node.clone(),
-            public_key: inputs.keys.public.to_string(),
-            mesh: (**mesh).clone(),
-            node_object: needed(node),
-            members: of_cluster(&inputs.members).map(SavedMember::from).collect(),
-            api_server: inputs.api_server.clone(),
-            services: inputs.services.clone(),
-            sources: inputs.sources.iter().map(|(address, nodes)| (*address, nodes.into())).collect(),
-            departures: SavedDepartures::of(&inputs.departures, (instant, now)),
+            public_key: unsaved.public_key.to_string(),
+            mesh: WireKubeMesh::clone(&unsaved.mesh),
+            node_object: needed(&unsaved.node),
+            members: of_cluster(&unsaved.members).map(SavedMember::from).collect(),
+            api_server: unsaved.api_server.clone(),
+            services: unsaved.services.clone(),
+            sources: unsaved.sources.iter().map(|(address, nodes)| (*address, nodes.into())).collect(),
+            departures: SavedDepartures::of(&unsaved.departures, (instant, now)),
         };
         Ok(state_file::replace(&self.path(), &serde_json::to_vec(&content)?)?)
     }
 
     /// Removes the files: this node is in no mesh.
-    pub(crate) fn remove(&self) {
+    pub fn remove(&self) {
         for path in [self.path(), self.directory.join(TOKEN_FILE)] {
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -222,13 +228,13 @@ impl StateFile {
     ///
     /// # Errors
     /// The file system refuses.
-    pub(crate) fn write_token(&self, secret: &str, token: &[u8]) -> Result<()> {
+    pub fn write_token(&self, secret: &str, token: &[u8]) -> Result<()> {
         let content = SavedToken { secret: secret.to_owned(), token: token.to_owned() };
         Ok(state_file::replace(&self.directory.join(TOKEN_FILE), &serde_json::to_vec(&content)?)?)
     }
 
-    /// The token that this Secret had last, if it was kept.
-    pub(crate) fn read_token(&self, secret: &str) -> Option<Vec<u8>> {
+    /// Token that this Secret had last, if it was kept.
+    pub fn read_token(&self, secret: &str) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         let file = File::open(self.directory.join(TOKEN_FILE)).ok()?;
         file.take(MAX_LENGTH).read_to_end(&mut bytes).ok()?;
@@ -237,10 +243,10 @@ impl StateFile {
     }
 
     /// Writes what comes, the newest only, and not too often. Runs until it is dropped.
-    pub(crate) async fn keep(self, mut news: watch::Receiver<Option<Unsaved>>) {
+    pub async fn keep(self, mut news: watch::Receiver<Option<Unsaved>>) {
         while news.changed().await.is_ok() {
             let Some(current) = news.borrow_and_update().clone() else { continue };
-            let members = u32::try_from(current.inputs.members.len()).unwrap_or(u32::MAX);
+            let members = u32::try_from(current.members.len()).unwrap_or(u32::MAX);
             let file = self.clone();
             let written =
                 tokio::task::spawn_blocking(move || file.write(&current, (Instant::now(), Timestamp::now())))

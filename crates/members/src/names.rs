@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 const TTL: Duration = Duration::from_secs(20);
 
 /// Names and their last known addresses.
-pub(crate) struct Names {
+pub struct Names {
     known: BTreeMap<Endpoint, Known>,
     lookups: JoinSet<(Endpoint, Result<Vec<SocketAddr>, String>)>,
     refresh_at: Instant,
@@ -34,9 +34,9 @@ impl Default for Names {
 }
 
 impl Names {
-    /// What is known of the names among these endpoints now, and of no others from now on. Those that are new are being
+    /// Addresses that are known of the names among these endpoints now, and of no others from now on. Those that are new are being
     /// looked up when this returns.
-    pub(crate) fn resolve<'a>(
+    pub fn resolve<'a>(
         &mut self,
         endpoints: impl Iterator<Item = &'a Endpoint>,
     ) -> BTreeMap<Endpoint, Vec<SocketAddr>> {
@@ -56,7 +56,7 @@ impl Names {
     }
 
     /// Resolves when the addresses of a name have changed. Names are looked up again meanwhile.
-    pub(crate) async fn changed(&mut self) {
+    pub async fn changed(&mut self) {
         loop {
             tokio::select! {
                 Some(done) = self.lookups.join_next() => {

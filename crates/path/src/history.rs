@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_keys::PublicKey;
-use fairlead_path::{Candidate, EndpointReason, Source};
+
+use crate::{Candidate, EndpointReason, Source};
 
 /// Changes of each peer that are kept.
 pub const MAX_CHANGES: usize = 16;
@@ -44,17 +45,18 @@ impl ChangeReason {
     }
 }
 
-/// What a WireGuard device says of a peer.
+/// Observation of a peer in a WireGuard device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Observed {
-    pub(crate) endpoint: Option<SocketAddr>,
+pub struct Observed {
+    /// The endpoint; `None` before there is one.
+    pub endpoint: Option<SocketAddr>,
     /// It has a session.
-    pub(crate) is_up: bool,
+    pub is_up: bool,
 }
 
 /// The changes of all peers.
 #[derive(Debug, Default)]
-pub(crate) struct PathHistory(BTreeMap<PublicKey, PeerHistory>);
+pub struct PathHistory(BTreeMap<PublicKey, PeerHistory>);
 
 #[derive(Debug)]
 struct PeerHistory {
@@ -85,7 +87,7 @@ enum Direct {
 
 impl PathHistory {
     /// Forgets peers that are gone, and begins with new ones.
-    pub(crate) fn set_peers<T>(&mut self, now: Instant, peers: &BTreeMap<PublicKey, T>) {
+    pub fn set_peers<T>(&mut self, now: Instant, peers: &BTreeMap<PublicKey, T>) {
         self.0.retain(|key, _| peers.contains_key(key));
         for key in peers.keys() {
             self.0.entry(*key).or_insert_with(|| PeerHistory {
@@ -98,7 +100,7 @@ impl PathHistory {
     }
 
     /// This node sets an endpoint. Returns the time to the first direct path if it is one.
-    pub(crate) fn endpoint_set(
+    pub fn endpoint_set(
         &mut self,
         key: &PublicKey,
         (at, now): (SystemTime, Instant),
@@ -121,7 +123,7 @@ impl PathHistory {
 
     /// The device was read. Returns the time to the first direct path if it is on one now; a session that was there before this
     /// program has none.
-    pub(crate) fn observed(
+    pub fn observed(
         &mut self,
         key: &PublicKey,
         (at, now): (SystemTime, Instant),
@@ -150,7 +152,7 @@ impl PathHistory {
     }
 
     /// The changes of a peer, the oldest first.
-    pub(crate) fn of(&self, key: &PublicKey) -> Vec<PathChange> {
+    pub fn of(&self, key: &PublicKey) -> Vec<PathChange> {
         let Some(PeerHistory { before, changes, .. }) = self.0.get(key) else { return Vec::new() };
         let mut from = *before;
         let complete = |Change { at, to, reason, attempts }: &Change| PathChange {

@@ -2,7 +2,7 @@
 
 use fairlead_api::resources::{Encapsulation, GRANULARITY_IN_USE, Granularity, Topology, WireKubeMesh};
 
-use fairlead_members::SourceProblem;
+use crate::SourceProblem;
 
 pub(super) fn parse(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> Topology {
     let topology = mesh.spec.topology.clone().unwrap_or_default();

@@ -2,10 +2,10 @@
 
 use fairlead_api::resources::{Discovery, WireKubeMesh};
 use fairlead_discovery::client::{ServerEndpoint, authorities};
-use fairlead_members::SourceProblem;
 use ipnet::IpNet;
 
 use super::base64_bytes;
+use crate::SourceProblem;
 
 /// The discovery services of the mesh, and what is believed of what they say.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use fairlead_discovery::client::{ServerEndpoint, View};
-use fairlead_members::SourceProblem;
-use fairlead_members::provenance::{DiscoveryStatus, ServiceStatus};
 
 use super::connections::{Clients, Service};
+use crate::SourceProblem;
+use crate::provenance::{DiscoveryStatus, ServiceStatus};
 use crate::settings::DiscoverySettings;
 
 /// How long a service may be away before that is a problem: each is written to the API server by every node.

@@ -7,6 +7,7 @@ mod topology;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -17,14 +18,15 @@ use fairlead_api::resources::{
     BirthdayAttack, DeletedPeer, Encapsulation, Granularity, LocalSubnetPolicy, RevokedPeer, Toggle,
     Topology, WireKubeMesh,
 };
-use fairlead_members::departures::{Deletion, Revoked};
-use fairlead_members::{SourceProblem, grants};
+use fairlead_cluster::caches::Cache;
 use fairlead_path::BirthdayPolicy;
 use fairlead_relay::client;
 use fairlead_topology::Source;
 use ipnet::{IpNet, Ipv4Net};
 
 pub use self::discovery::DiscoverySettings;
+use crate::departures::{Deletion, Revoked};
+use crate::{SourceProblem, grants};
 
 /// The WireGuard device of each node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -132,6 +134,11 @@ pub struct RelayServer {
     pub server_name: Option<String>,
     /// Namespace and name of the Secret with the token.
     pub secret: Option<(String, String)>,
+}
+
+/// The WireKubeMesh that nodes follow.
+pub fn selected(meshes: &Cache<WireKubeMesh>) -> Option<Arc<WireKubeMesh>> {
+    WireKubeMesh::selected(&meshes.store.state()).cloned()
 }
 
 impl MeshSettings {

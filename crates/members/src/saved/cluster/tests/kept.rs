@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use fairlead_members::departures::{Deleted, Missing};
-use fairlead_topology::{Endpoints, InternalAddress, Site};
+use fairlead_topology::{InternalAddress, Site};
 use serde_json::Value;
 
 use super::*;
+use crate::departures::{Deleted, Missing};
+use crate::saved::discovery::{Credentials, Previous, SavedServices, Secrets};
 
 const SAVED: i64 = 1_790_000_000;
 
@@ -91,29 +92,30 @@ fn what_the_cluster_said_last_is_kept_as_it_was() {
     let now = (instant, Timestamp::from_second(SAVED).unwrap());
     let directory = tempfile::tempdir().unwrap();
     let file = file(directory.path());
-    let [full, bare] = [
-        Inputs { departures: departures(instant), ..inputs([member(1), full(), laptop()]) },
-        Inputs { api_server: Vec::new(), ..inputs([Member::named("node-0001")]) },
-    ];
-    let full = Inputs {
-        services: unsaved().inputs.services.clone(),
-        sources: unsaved().inputs.sources.clone(),
-        ..full
+    let full = Unsaved {
+        members: merged(vec![member(1), full(), laptop()]),
+        departures: departures(instant),
+        ..unsaved()
+    };
+    let bare = Unsaved {
+        members: merged(vec![Member::named("node-0001")]),
+        api_server: Vec::new(),
+        services: Vec::new(),
+        sources: Arc::default(),
+        ..unsaved()
     };
     let kept =
         [include_str!("../fixtures/5a83802c/mesh.json"), include_str!("../fixtures/5a83802c/mesh-bare.json")];
-    for (inputs, kept) in [full, bare].into_iter().zip(kept) {
-        let unsaved = Unsaved { inputs: Arc::new(inputs), ..unsaved() };
+    for (unsaved, kept) in [full, bare].into_iter().zip(kept) {
         file.write(&unsaved, now).unwrap();
         replace_with_kept(directory.path(), FILE, kept);
         let Saved { facts, departures, age } = file.read(now).unwrap().unwrap();
-        let Unsaved { mesh, node, inputs } = unsaved;
-        let members = inputs.members.iter();
+        let members = unsaved.members.iter();
         let untold = members.map(|member| Member { sources: Sources::default(), ..Member::clone(member) });
         assert!(facts.members.iter().cloned().eq(untold), "{:#?}", facts.members);
-        assert_eq!((&*facts.mesh, &*facts.node), (&*mesh, &needed(&node)));
-        assert_eq!((facts.api_server, facts.services), (inputs.api_server.clone(), inputs.services.clone()));
-        assert_eq!((facts.sources, departures), (inputs.sources.clone(), inputs.departures.clone()));
+        assert_eq!((&*facts.mesh, &*facts.node), (&*unsaved.mesh, &needed(&unsaved.node)));
+        assert_eq!((facts.api_server, facts.services), (unsaved.api_server, unsaved.services));
+        assert_eq!((facts.sources, departures), (unsaved.sources, unsaved.departures));
         assert_eq!(age, Duration::ZERO);
     }
 }

@@ -4,17 +4,18 @@ use std::sync::Mutex;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use fairlead_address::AddressFilter;
 use fairlead_api::names::{DISCOVERY_CLUSTER_ID, DISCOVERY_CLUSTER_SECRET};
 use fairlead_cluster::local_api::{self, LocalObjects};
 use fairlead_discovery::server::{Observer, Server, Settings};
 use fairlead_keys::PrivateKey;
-use fairlead_path::NatType;
+use fairlead_wire::discovery::{Affiliate, KubeSpan};
+use futures::stream;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
-use super::super::*;
-use crate::publish::tests::report;
+use super::*;
 
 /// Bounds a test that hangs.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -38,6 +39,42 @@ impl LocalObjects for OneSecret {
     }
 }
 
+/// A node that never changes.
+struct Published {
+    name: String,
+    key: PrivateKey,
+}
+
+impl LocalNode for Published {
+    fn publication(&self) -> Option<Local> {
+        let public_key = self.key.public_key().to_string();
+        let kubespan = KubeSpan { public_key, without_preshared_key: true, ..KubeSpan::default() };
+        let affiliate = Affiliate {
+            hostname: self.name.clone(),
+            nodename: self.name.clone(),
+            kubespan: Some(kubespan),
+            ..Affiliate::default()
+        };
+        Some(Local {
+            affiliate,
+            endpoints: ["192.168.1.10:51820", "203.0.113.9:4000"].map(|it| it.parse().unwrap()).into(),
+            extra_endpoints: Vec::new(),
+            port: Some(51820),
+            filter: AddressFilter::default(),
+        })
+    }
+
+    fn changes(&self) -> BoxStream<'static, ()> {
+        stream::pending().boxed()
+    }
+
+    fn session(&self, _: &PublicKey) -> Session {
+        Session::Unknown
+    }
+
+    fn observe(&self, _: &DiscoveryStatus) {}
+}
+
 /// Runs until it is dropped.
 struct Running {
     secret: Arc<Mutex<u8>>,
@@ -56,8 +93,6 @@ impl Drop for Running {
 impl Running {
     fn start(server: &str, directory: &TempDir, name: &str, secret: u8) -> Self {
         let secret = Arc::new(Mutex::new(secret));
-        let reports = Arc::new(Reports::new(name, None, false));
-        reports.update(report(NatType::Cone, Vec::new()));
         let number = name.as_bytes().last().copied().unwrap_or_default();
         let own = rcgen::generate_simple_self_signed(["unused".to_owned()]).unwrap().cert.pem();
         let settings = DiscoverySettings {
@@ -73,11 +108,10 @@ impl Running {
         let task = DiscoveryTask {
             client: local_api::client(OneSecret(Arc::clone(&secret))),
             node: name.to_owned(),
-            keys: watch::channel(Keys::new(PrivateKey([number; 32]))).1,
+            local: Arc::new(Published { name: name.to_owned(), key: PrivateKey([number; 32]) }),
             settings: watch::channel(Some(Some(settings))).1,
             cached: DiscoveryTask::known_before(&file).0,
             file,
-            reports,
             known,
             credentials,
             status,

@@ -1,0 +1,46 @@
+//! The state directory of one node, and what its files have in common.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+/// The format; a file of another one is not read.
+pub(crate) const VERSION: u32 = 1;
+/// Longer files are not read: ten times what 5,000 members take.
+pub(crate) const MAX_LENGTH: u64 = 64 << 20;
+
+/// The file of one node.
+#[derive(Debug, Clone)]
+pub struct StateFile {
+    /// The state directory.
+    pub directory: PathBuf,
+    /// Whose facts these are: a state directory may have been copied.
+    pub node: String,
+}
+
+/// How old a file is. One from the future is new: a host without a clock that runs while it is off starts with a time of the past.
+pub(crate) fn age(saved: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(saved)).unwrap_or_default()
+}
+
+/// Replaces a file with one that only its owner may read. After a crash there is the old one or the new one.
+///
+/// # Errors
+/// The file system refuses.
+pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut temporary = OsString::from(path);
+    temporary.push(".new");
+    let temporary = PathBuf::from(temporary);
+    // Left by a crash between writing and renaming; it was never in use.
+    let _ = fs::remove_file(&temporary);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
+}
