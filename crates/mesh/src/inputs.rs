@@ -15,6 +15,7 @@ use fairlead_members::SourceProblem;
 use fairlead_members::departures::Departures;
 use fairlead_members::discovery_client::Shared;
 use fairlead_members::settings::MeshSettings;
+use fairlead_port_mapping::task::PortMappings;
 use fairlead_topology::{Member, SourceNodes};
 use fairlead_wire::discovery::{id_of_key, mesh_subnet};
 use ipnet::IpNet;
@@ -23,7 +24,6 @@ use tokio::sync::watch;
 pub(crate) use self::reader::InputReader;
 use super::keys::Keys;
 use super::nat64::Nat64Answer;
-use super::port_mapping::PortMappings;
 
 /// Keys of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 //! [`desired`] plans with [`fairlead_topology`] and lists the endpoints of each peer; it is pure. [`reconciler`] brings the
 //! kernel there, by `fairlead-dataplane` and, where the kernel has no WireGuard, `fairlead-tunnel`. [`path_port`] drives
 //! [`fairlead_path`] and chooses endpoints; a timer of a path reads neither the cluster's objects nor links, routes or nftables.
-//! [`relay`], [`port_mapping`] and others ask servers beside all of this, and are read as inputs.
+//! [`relay`], [`fairlead_port_mapping`] and others ask servers beside all of this, and are read as inputs.
 //!
 //! Results go to this node's own WireKubePeer ([`publish`]), to metrics, and by [`MeshView`] to the status. What must outlive the
 //! API server stands in the state directory: keys ([`identity`]), and what was last known of the cluster.
@@ -15,7 +15,6 @@
 mod deps;
 pub mod desired;
 pub mod down_peers;
-mod ec2;
 pub mod encapsulation;
 pub mod entries;
 pub mod external;
@@ -34,7 +33,6 @@ pub mod nat64;
 mod observers;
 pub mod path_port;
 mod paths;
-pub mod port_mapping;
 pub mod problem;
 pub mod publish;
 mod publisher;

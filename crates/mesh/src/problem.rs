@@ -341,6 +341,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_gateway_that_refuses_is_named_with_its_reason() {
+        let (gateway, reason) = ("fe80::1".parse().unwrap(), "UPnP: it is not allowed".to_owned());
+        let problem = MeshProblem::PortMappingRefused { gateway, reason };
+        assert_eq!(problem.reason(), "PortMappingRefused");
+        assert!(
+            problem.to_string().starts_with("the gateway fe80::1 maps no port to this node (UPnP: it is not")
+        );
+    }
+
+    #[test]
     fn a_sentence_names_some_gateways_and_counts_the_others() {
         let problem = |count| {
             let gateways = (1..=count).map(|number| format!("g{number}")).collect();

@@ -1,12 +1,15 @@
 //! The tasks of the mesh, and the channels between them.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use fairlead_address::InterfaceId;
 use fairlead_api::names::MARK_FROM_WIREGUARD;
+use fairlead_api::resources::WireKubeMesh;
+use fairlead_cluster::caches::Cache;
 use fairlead_cluster::events::EventPublisher;
-use fairlead_cluster::subsystem::Supervisor;
+use fairlead_cluster::subsystem::{Subsystem, Supervisor};
 use fairlead_dataplane::kernel_watch::KernelWatch;
 use fairlead_dataplane::uplink::{HostNetwork, Ignored};
 use fairlead_keys::PublicKey;
@@ -17,9 +20,12 @@ use fairlead_members::external_peers::ExternalPeers;
 use fairlead_members::kubernetes::Kubernetes;
 use fairlead_members::membership::Membership;
 use fairlead_members::provenance::{DiscoveryStatus, Provenance};
+use fairlead_members::settings::{MeshSettings, selected};
 use fairlead_members::state_file::StateFile;
 use fairlead_members::static_peers::{PeersFile, StaticSource};
 use fairlead_path::Identity;
+use fairlead_port_mapping::ec2;
+use fairlead_port_mapping::task::{self, PortMappingTask, PortMappings, Wanted};
 use fairlead_relay::client::LinkStatus;
 use fairlead_topology::Member;
 use kube::Client;
@@ -34,12 +40,11 @@ use super::local_node::ReportedNode;
 use super::nat64::{Nat64Answer, Nat64Task};
 use super::path_port::PathPort;
 use super::paths::PathDriver;
-use super::port_mapping::{self, PortMappingTask, PortMappings};
 use super::publisher::Publisher;
 use super::reconciler::{DeviceSlot, Mesh};
 use super::relay::{RelayLink, RelayView};
 use super::reports::Reports;
-use super::{MeshHandle, MeshView, ec2, run};
+use super::{MeshHandle, MeshView, run};
 
 /// What tasks of the mesh have in common.
 struct Common {
@@ -66,7 +71,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let (found, nat64) = watch::channel(Nat64Answer::default());
     let network = NetworkWatches {
         port_mappings,
-        public_ipv4: ec2::start(&kernel, supervisor.subsystem("mesh")),
+        public_ipv4: public_ipv4(&kernel, supervisor.subsystem("mesh")),
         nat64,
         mesh_identity: common.identity(discovery.cluster.clone()),
         announced_sources: sources.announced,
@@ -89,7 +94,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let (discovery_status, discovery) = discovery.task(&common, &reader);
     subsystem.spawn("discovery", discovery.run());
     subsystem.spawn("port mapping", port_mapping.run());
-    let nat64 = Nat64Task { kernel: kernel.subscribe(port_mapping::concerns), found };
+    let nat64 = Nat64Task { kernel: kernel.subscribe(task::concerns), found };
     subsystem.spawn("NAT64", nat64.run());
     if let Some(file) = peers_file {
         subsystem.spawn("static peers", file.run());
@@ -198,9 +203,11 @@ impl Common {
         port: watch::Receiver<Option<u16>>,
         found: watch::Sender<PortMappings>,
     ) -> PortMappingTask {
+        let meshes = Arc::clone(&caches.meshes);
         PortMappingTask {
-            meshes: Arc::clone(&caches.meshes),
-            kernel: kernel.subscribe(port_mapping::concerns),
+            wanted_changed: meshes.subscribe(),
+            wanted: Box::new(move || port_mapping_wanted(&meshes)),
+            kernel: kernel.subscribe(task::concerns),
             port,
             nonce: self.store.nonce(),
             found,
@@ -286,6 +293,22 @@ impl Common {
         };
         (rotation, relay)
     }
+}
+
+/// What EC2 says of this node's public address.
+fn public_ipv4(kernel: &KernelWatch, subsystem: &mut Subsystem) -> watch::Receiver<Option<Ipv4Addr>> {
+    let (found, address) = watch::channel(None);
+    subsystem.spawn("EC2 metadata", ec2::follow(kernel.subscribe(task::concerns), found));
+    address
+}
+
+fn port_mapping_wanted(meshes: &Cache<WireKubeMesh>) -> Wanted {
+    if !meshes.is_ready() {
+        return Wanted::Unknown;
+    }
+    let settings = selected(meshes).map(|mesh| MeshSettings::parse(&mesh, &mut Vec::new()));
+    let settings = settings.filter(|settings| settings.traversal.port_mapping);
+    settings.map_or(Wanted::No, |settings| Wanted::Yes { interface: settings.device.interface })
 }
 
 /// What the first link-layer address of this host makes of IPv6 addresses.

@@ -8,9 +8,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use fairlead_address::{is_private, is_reachable};
+use fairlead_dataplane::kernel_watch::KernelChanges;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
 
 use crate::codec::imds::{self, InvalidResponse, MAX_RESPONSE};
 
@@ -18,6 +20,39 @@ use crate::codec::imds::{self, InvalidResponse, MAX_RESPONSE};
 pub const SERVICE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)), 80);
 /// Longest query, with its token.
 const TIMEOUT: Duration = Duration::from_secs(3);
+/// An address can be associated and taken away while the instance runs, which no interface shows.
+const INTERVAL: Duration = Duration::from_secs(300);
+const RETRY_INTERVAL: Duration = Duration::from_secs(30);
+/// Least pause, whatever happens to links and addresses.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
+
+/// Keeps the public address of this node current, until it is dropped. Elsewhere nothing is asked. An address that was learned stays
+/// while the service does not answer: a wrong one costs peers a few probes.
+pub async fn follow(mut kernel: KernelChanges, found: watch::Sender<Option<Ipv4Addr>>) {
+    if !is_instance(Path::new("/sys")) {
+        return std::future::pending().await;
+    }
+    loop {
+        let pause = match public_ipv4(SERVICE).await {
+            Ok(address) => {
+                let is_news = |known: &mut Option<Ipv4Addr>| std::mem::replace(known, address) != address;
+                if found.send_if_modified(is_news) {
+                    tracing::info!(?address, "the metadata service of EC2 has another public address");
+                }
+                INTERVAL
+            }
+            Err(error) => {
+                tracing::debug!(%error, "cannot ask the metadata service of EC2");
+                RETRY_INTERVAL
+            }
+        };
+        sleep(MIN_PAUSE).await;
+        tokio::select! {
+            () = sleep(pause) => {}
+            () = kernel.changed() => {}
+        }
+    }
+}
 
 /// Whether the firmware says that this host is an instance of EC2 ("Detect whether a host is an EC2 instance", Amazon EC2 User Guide):
 /// `sys` is the mount point of sysfs.
@@ -64,7 +99,46 @@ fn invalid(error: InvalidResponse) -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+    use std::thread;
+    use std::time::Instant;
+
+    use fairlead_dataplane::kernel_watch::KernelWatch;
+    use testbed_netns::Namespace;
+
     use super::*;
+    use crate::task::concerns;
+
+    /// The metadata service is a fake; what it is sent is tested in `tests/integration/ec2.rs`.
+    fn serve(listener: &TcpListener) {
+        for body in ["AQAEAP==", "198.51.100.7"] {
+            let (mut stream, _) = listener.accept().unwrap();
+            assert_ne!(stream.read(&mut [0; 4096]).unwrap(), 0);
+            write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+        }
+    }
+
+    #[test]
+    fn an_instance_of_ec2_asks_for_its_public_address_from_the_start() {
+        let namespace = Namespace::with_own("/sys");
+        namespace.sh(
+            "ip addr add 169.254.169.254/32 dev lo; mkdir /sys/hypervisor; echo ec2a1b2c-0 > /sys/hypervisor/uuid",
+        );
+        let listener = namespace.run(|| TcpListener::bind(SERVICE).unwrap());
+        thread::spawn(move || serve(&listener));
+        let began = Instant::now();
+        let address = namespace.run(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let (found, mut address) = watch::channel(None);
+                tokio::spawn(follow(KernelWatch::default().subscribe(concerns), found));
+                let told = tokio::time::timeout(RETRY_INTERVAL, address.wait_for(Option::is_some)).await;
+                *told.unwrap().unwrap()
+            })
+        });
+        assert_eq!(address, Some([198, 51, 100, 7].into()), "after {:?}", began.elapsed());
+    }
 
     #[test]
     fn the_firmware_says_whether_this_is_ec2() {

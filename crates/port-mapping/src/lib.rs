@@ -2,9 +2,9 @@
 //!
 //! For nodes behind home routers: with a mapping they are reached by peers that hole punching does not help. [`codec`] has the messages;
 //! around it are sockets, time, and which answers are believed. A [`PortMapper`] keeps one mapping; what it finds goes to its caller.
-//! Which gateway is asked, for which port, and what becomes of the address is decided elsewhere.
+//! For which port, and what becomes of the address is decided elsewhere.
 //!
-//! [`ec2`] asks the metadata service of that cloud, where no gateway is asked, for the public address of this host.
+//! [`task`] chooses the gateways and keeps a mapping at each. [`ec2`] asks the metadata service of that cloud, where no gateway is asked, for the public address of this host.
 //!
 //! All packets to a gateway leave by the gateway's link and carry the mark of the [`Request`]. Only the gateway itself is believed, and
 //! what it says is bounded in time and in bytes. A gateway that answers nothing costs a few packets per attempt.
@@ -14,6 +14,7 @@ pub mod ec2;
 mod mapper;
 mod request;
 mod socket;
+pub mod task;
 mod udp;
 mod upnp;
 

@@ -19,7 +19,11 @@ pub(super) fn problems(
     let open =
         plan.problems.iter().filter(|problem| !problem.is_solved_by(&inputs.settings.routing.excluded));
     let read = inputs.problems.iter().cloned().map(MeshProblem::Source);
-    let refused = inputs.network.port_mappings.problems();
+    let refused = inputs
+        .network
+        .port_mappings
+        .refusals()
+        .map(|(gateway, failure)| MeshProblem::PortMappingRefused { gateway, reason: failure.to_string() });
     let unusable = unusable_endpoints(inputs, inside).map(MeshProblem::Source);
     let waits = inputs.settings.locations.waits.iter().cloned();
     read.chain(open.cloned().map(MeshProblem::Plan))

@@ -9,12 +9,12 @@ use fairlead_members::settings::{
     DeviceSettings, LocationSettings, MeshSettings, RoutingSettings, TraversalSettings,
 };
 use fairlead_path::{BirthdayPolicy, StunAnswer};
+use fairlead_port_mapping::task::PortMappings;
 use fairlead_topology::{Endpoints, InternalAddress, Member, MemberRecord, OwnAddress, Site, Source, merge};
 use ipnet::Ipv4Net;
 
 use super::*;
 use crate::inputs::{NetworkFacts, OwnKeys, OwnNode};
-use crate::port_mapping::PortMappings;
 
 mod stun;
 

@@ -14,6 +14,7 @@ use fairlead_members::departures::Session;
 use fairlead_members::membership::Membership;
 use fairlead_members::state_file::StateFile;
 use fairlead_members::{MemberSource, SourceProblem};
+use fairlead_port_mapping::task::PortMappings;
 use fairlead_topology::{Member, MemberRecord, Source};
 use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt as _};
@@ -27,7 +28,6 @@ use crate::desired::tests::{key, member};
 use crate::inputs::{MeshIdentity, NetworkWatches};
 use crate::keys::Keys;
 use crate::nat64::Nat64Answer;
-use crate::port_mapping::PortMappings;
 use crate::reconciler::DeviceSlot;
 use crate::tests::{FakeKernel, Shared, paths};
 

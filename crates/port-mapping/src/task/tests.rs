@@ -1,9 +1,7 @@
 use fairlead_netlink::route::{Address, AddressFlags, LinkLayer, NextHop, Scope};
 
-use fairlead_port_mapping::Protocol;
-
 use super::*;
-use crate::desired::tests::inputs;
+use crate::Protocol;
 
 fn link(index: u32, name: &str) -> Link {
     Link {
@@ -37,7 +35,7 @@ fn address(link: u32, prefix: &str) -> Address {
 
 /// Gateway, link and source of the request.
 fn asked(network: &HostNetwork, ipv4: bool) -> Option<(String, String, Option<IpAddr>)> {
-    let request = request(network, ipv4, &inputs([]).settings, 51821, Nonce([1; 12]))?;
+    let request = request(network, ipv4, "wire_kube", 51821, Nonce([1; 12]))?;
     assert_eq!((request.port, request.mark), (51821, MARK_FROM_WIREGUARD));
     Some((request.gateway.to_string(), request.link, request.source))
 }
@@ -79,15 +77,12 @@ fn a_refusal_is_a_problem_only_where_no_gateway_maps() {
     let [one, two] = ["192.168.1.1", "fe80::1"].map(|text| text.parse::<IpAddr>().unwrap());
     let mut found = PortMappings::default();
     assert!(!found.update(one, Err(Failure::NoAnswer)));
-    assert_eq!(found.problems().count(), 0);
+    assert_eq!(found.refusals().count(), 0);
     let refused = Failure::Refused { protocol: Protocol::Upnp, reason: "it is not allowed".to_owned() };
     assert!(found.update(two, Err(refused.clone())));
     assert!(!found.update(two, Err(refused)));
-    let problem = found.problems().next().unwrap();
-    assert_eq!(problem.reason(), "PortMappingRefused");
-    assert!(
-        problem.to_string().starts_with("the gateway fe80::1 maps no port to this node (UPnP: it is not")
-    );
+    let (gateway, failure) = found.refusals().next().unwrap();
+    assert_eq!((gateway, failure.to_string().as_str()), (two, "UPnP: it is not allowed"));
     let external = "198.51.100.1:4000".parse().unwrap();
     let mapping = |seconds| Mapping {
         protocol: Protocol::Pcp,
@@ -96,9 +91,9 @@ fn a_refusal_is_a_problem_only_where_no_gateway_maps() {
     };
     assert!(found.update(one, Ok(mapping(7200))));
     assert!(!found.update(one, Ok(mapping(3600))), "a renewal is no news");
-    assert_eq!((found.problems().count(), found.addresses().collect::<Vec<_>>()), (0, vec![external]));
+    assert_eq!((found.refusals().count(), found.addresses().collect::<Vec<_>>()), (0, vec![external]));
     assert!(found.update(one, Err(Failure::NoAnswer)));
-    assert_eq!(found.problems().count(), 1);
+    assert_eq!(found.refusals().count(), 1);
 }
 
 #[test]

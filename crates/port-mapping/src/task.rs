@@ -6,34 +6,49 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_address::is_private;
 use fairlead_api::names::MARK_FROM_WIREGUARD;
-use fairlead_api::resources::WireKubeMesh;
-use fairlead_cluster::caches::Cache;
 use fairlead_dataplane::kernel_watch::KernelChanges;
 use fairlead_dataplane::uplink::{HostNetwork, Ignored};
-use fairlead_members::settings::{MeshSettings, selected};
 use fairlead_netlink::route::{Change, Link, Route, RouteKind, TABLE_MAIN};
-use fairlead_port_mapping::{Failure, Mapping, Nonce, PortMapper, Request};
 use tokio::sync::watch;
 
-use super::problem::MeshProblem;
+use crate::{Failure, Mapping, Nonce, PortMapper, Request};
 
-/// What each gateway granted, or why it refuses; gateways that answer nothing are left out.
+/// Grant of each gateway, or why it refuses; gateways that answer nothing are left out.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PortMappings(pub BTreeMap<IpAddr, Result<Mapping, Failure>>);
 
-/// Keeps the mappings as mesh resource and routes say.
-pub(crate) struct PortMappingTask {
-    pub(crate) meshes: Arc<Cache<WireKubeMesh>>,
-    pub(crate) kernel: KernelChanges,
-    /// The port on which this node listens.
-    pub(crate) port: watch::Receiver<Option<u16>>,
-    pub(crate) nonce: Nonce,
-    pub(crate) found: watch::Sender<PortMappings>,
+/// Whether a port is to be mapped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
+    /// It is not.
+    No,
+    /// That is not known yet: what there is stays.
+    Unknown,
+    /// It is.
+    Yes {
+        /// Name of the device whose port it is: it leads to no gateway.
+        interface: String,
+    },
+}
+
+/// Keeps the mappings as settings and routes say.
+pub struct PortMappingTask {
+    /// Says whether a port is to be mapped now.
+    pub wanted: Box<dyn Fn() -> Wanted + Send + Sync>,
+    /// Changes of that.
+    pub wanted_changed: watch::Receiver<u64>,
+    /// Changes of links, addresses and routes of this host; see [`concerns`].
+    pub kernel: KernelChanges,
+    /// The port on which this node listens; `None` while there is none.
+    pub port: watch::Receiver<Option<u16>>,
+    /// The nonce of the mappings.
+    pub nonce: Nonce,
+    /// Takes what gateways granted.
+    pub found: watch::Sender<PortMappings>,
 }
 
 /// What to do in one address family.
@@ -52,15 +67,11 @@ impl PortMappings {
         self.0.values().flatten().map(|mapping| mapping.external)
     }
 
-    /// What a user can do something about: a gateway refuses, and there is no other.
-    pub(crate) fn problems(&self) -> impl Iterator<Item = MeshProblem> {
+    /// Gateways that refuse where no other maps: a user can do something about that.
+    pub fn refusals(&self) -> impl Iterator<Item = (IpAddr, &Failure)> {
         let has_mapping = self.0.values().any(Result::is_ok);
-        let refusals = self
-            .0
-            .iter()
-            .filter(move |_| !has_mapping)
-            .filter_map(|(gateway, outcome)| Some((*gateway, outcome.as_ref().err()?.to_string())));
-        refusals.map(|(gateway, reason)| MeshProblem::PortMappingRefused { gateway, reason })
+        let outcomes = self.0.iter().filter(move |_| !has_mapping);
+        outcomes.filter_map(|(gateway, outcome)| Some((*gateway, outcome.as_ref().err()?)))
     }
 
     fn update(&mut self, gateway: IpAddr, outcome: Result<Mapping, Failure>) -> bool {
@@ -95,7 +106,7 @@ impl PortMappings {
 }
 
 /// Whether a change of the kernel may be one of gateways, or of this host's addresses on their links.
-pub(crate) fn concerns(change: &Change) -> bool {
+pub fn concerns(change: &Change) -> bool {
     match change {
         Change::Address { address, .. } => match address.prefix.addr() {
             IpAddr::V4(_) => false,
@@ -111,8 +122,7 @@ pub(crate) fn concerns(change: &Change) -> bool {
 
 impl PortMappingTask {
     /// Runs until it is dropped.
-    pub(crate) async fn run(mut self) {
-        let mut changed = self.meshes.subscribe();
+    pub async fn run(mut self) {
         let (mut ipv4, mut ipv6) = (PortMapper::default(), PortMapper::default());
         loop {
             let work = self.work().await;
@@ -129,12 +139,12 @@ impl PortMappingTask {
             let differs = async {
                 loop {
                     tokio::select! {
-                        Ok(()) = changed.changed() => {}
+                        Ok(()) = self.wanted_changed.changed() => {}
                         () = self.kernel.changed() => {}
                         Ok(()) = self.port.changed() => {}
                     }
                     let port = *self.port.borrow_and_update();
-                    if work_of(&self.meshes, port, self.nonce).await != work {
+                    if work_of((self.wanted)(), port, self.nonce).await != work {
                         return;
                     }
                 }
@@ -148,23 +158,21 @@ impl PortMappingTask {
 
     async fn work(&self) -> [Work; 2] {
         let port = *self.port.borrow();
-        work_of(&self.meshes, port, self.nonce).await
+        work_of((self.wanted)(), port, self.nonce).await
     }
 }
 
-async fn work_of(meshes: &Cache<WireKubeMesh>, port: Option<u16>, nonce: Nonce) -> [Work; 2] {
-    if !meshes.is_ready() {
-        return [Work::Nothing, Work::Nothing];
-    }
-    let settings = selected(meshes).map(|mesh| MeshSettings::parse(&mesh, &mut Vec::new()));
-    let Some(settings) = settings.filter(|settings| settings.traversal.port_mapping) else {
-        return [Work::Release, Work::Release];
+async fn work_of(wanted: Wanted, port: Option<u16>, nonce: Nonce) -> [Work; 2] {
+    let interface = match wanted {
+        Wanted::No => return [Work::Release, Work::Release],
+        Wanted::Unknown => return [Work::Nothing, Work::Nothing],
+        Wanted::Yes { interface } => interface,
     };
     let Some(port) = port else { return [Work::Nothing, Work::Nothing] };
     let network = tokio::task::spawn_blocking(HostNetwork::read).await;
     match network {
         Ok(Ok(network)) => [true, false]
-            .map(|ipv4| request(&network, ipv4, &settings, port, nonce).map_or(Work::Nothing, Work::Keep)),
+            .map(|ipv4| request(&network, ipv4, &interface, port, nonce).map_or(Work::Nothing, Work::Keep)),
         Ok(Err(error)) => {
             tracing::warn!(%error, "cannot read the default gateways");
             [Work::Nothing, Work::Nothing]
@@ -198,13 +206,7 @@ async fn keep(mapper: &mut PortMapper, work: &Work, found: &watch::Sender<PortMa
 }
 
 /// What to ask the preferred default gateway of a family; `None` without one. Pure.
-fn request(
-    network: &HostNetwork,
-    ipv4: bool,
-    settings: &MeshSettings,
-    port: u16,
-    nonce: Nonce,
-) -> Option<Request> {
+fn request(network: &HostNetwork, ipv4: bool, interface: &str, port: u16, nonce: Nonce) -> Option<Request> {
     let is_default = |route: &&Route| {
         let destination = route.destination;
         destination.prefix_len() == 0
@@ -215,7 +217,7 @@ fn request(
     let next_hop = preferred.next_hops.first();
     let gateway = preferred.gateway.or_else(|| next_hop?.gateway).filter(|it| it.is_ipv4() == ipv4)?;
     let index = preferred.link.or_else(|| Some(next_hop?.link))?;
-    let is_usable = |link: &&Link| link.index == index && link.up && link.name != settings.device.interface;
+    let is_usable = |link: &&Link| link.index == index && link.up && link.name != interface;
     let link = network.links.iter().find(is_usable)?;
     let ignored = Ignored::default();
     // In IPv4 the kernel chooses. In IPv6 it would choose an address of the link, to which nothing can be led.
