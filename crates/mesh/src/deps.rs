@@ -22,7 +22,7 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::Client;
 use tokio::sync::watch;
 
-use super::metrics::MeshMetrics;
+use super::tell::metrics::MeshMetrics;
 
 /// Arguments of [`start`](super::start()).
 pub struct MeshDeps {

@@ -1,51 +1,28 @@
 //! The mesh: tunnels to all members, and what leads packets into them.
 //!
-//! Data goes one way. [`inputs`] reads the cluster's objects: members by way of [`fairlead_members`], settings, this Node.
-//! [`desired`] plans with [`fairlead_topology`] and lists the endpoints of each peer; it is pure. [`reconciler`] brings the
-//! kernel there, by `fairlead-dataplane` and, where the kernel has no WireGuard, `fairlead-tunnel`. [`path_port`] drives
-//! [`fairlead_path`] and chooses endpoints; a timer of a path reads neither the cluster's objects nor links, routes or nftables.
-//! [`relay`], [`fairlead_port_mapping`] and others ask servers beside all of this, and are read as inputs.
+//! Data goes one way, through layers of which each uses only those before it. [`model`] has the types. [`gather`] reads the
+//! cluster's objects: members by way of [`fairlead_members`], settings, this Node, its keys. [`plan`] decides with
+//! [`fairlead_topology`] and lists the endpoints of each peer; it is pure. [`apply`] brings the kernel there, by
+//! `fairlead-dataplane` and, where the kernel has no WireGuard, `fairlead-tunnel`; [`apply::path_port`] drives
+//! [`fairlead_path`] and chooses endpoints: a timer of a path reads neither the cluster's objects nor links, routes or nftables.
+//! [`apply::relay`], [`fairlead_port_mapping`] and others ask servers beside all of this, and are read as inputs.
 //!
-//! Results go to this node's own WireKubePeer ([`publish`]), to metrics, and by [`MeshView`] to the status. What must outlive the
-//! API server stands in the state directory: keys ([`identity`]), and what was last known of the cluster.
+//! [`tell`] has the results: this node's own WireKubePeer, metrics, and by [`MeshView`] the status. What must outlive the
+//! API server stands in the state directory: keys ([`gather::identity`]), and what was last known of the cluster.
 //!
 //! It does not know pods or egress gateways: prefixes of this node's pods are those of its AddressBlocks, and source addresses
 //! of gateways are handed to it.
 
+pub mod apply;
 mod deps;
-pub mod desired;
-pub mod down_peers;
-pub mod encapsulation;
-pub mod entries;
-pub mod external;
-pub mod gateways;
-mod granted;
-mod granularity;
-pub mod identity;
-pub mod inputs;
-pub mod kernel;
-mod key_changes;
-mod key_rotation;
-pub mod keys;
-mod local_node;
-pub mod metrics;
-pub mod nat64;
-mod observers;
-pub mod path_port;
-mod paths;
-pub mod problem;
-pub mod publish;
-mod publisher;
-pub mod reconciler;
-pub mod relay;
-pub mod relay_reason;
-pub mod report;
-mod reports;
+pub mod gather;
+pub mod model;
+pub mod plan;
 mod run;
 mod start;
+pub mod tell;
 #[cfg(test)]
 mod tests;
-pub mod write_budget;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -53,15 +30,15 @@ use std::time::Instant;
 use fairlead_members::provenance::{DiscoveryStatus, Heard, Provenance};
 use tokio::sync::{oneshot, watch};
 
+use self::apply::path_port::PathPort;
+use self::apply::reconciler::DeviceSlot;
 pub use self::deps::{MeshCaches, MeshDeps, MeshNode, MeshOutputs, SourceWatches};
-use self::keys::KeyStore;
-use self::path_port::PathPort;
-use self::problem::MeshFailure;
-pub use self::publisher::pause_after_write;
-use self::reconciler::DeviceSlot;
-use self::reports::Reports;
-pub use self::reports::Snapshot;
+use self::gather::keys::KeyStore;
+use self::model::problem::MeshFailure;
 pub use self::start::start;
+pub use self::tell::publisher::pause_after_write;
+use self::tell::reports::Reports;
+pub use self::tell::reports::Snapshot;
 
 /// The mesh of this node, for the program that runs it.
 pub struct MeshHandle {

@@ -11,14 +11,15 @@ use fairlead_limits::doubled;
 use fairlead_netlink::route::{Change, TABLE_MAIN};
 use tokio::time::{sleep, sleep_until};
 
-use super::gateways;
-use super::inputs::{InputReader, Inputs};
-use super::kernel::Kernel;
-use super::path_port::{PathPort, PortThread};
-use super::problem::MeshFailure;
-use super::reconciler::Mesh;
-use super::report::Report;
-use super::reports::Reports;
+use super::apply::gateways;
+use super::apply::kernel::Kernel;
+use super::apply::path_port::{PathPort, PortThread};
+use super::apply::reconciler::Mesh;
+use super::apply::report::Report;
+use super::gather::reader::InputReader;
+use super::model::inputs::Inputs;
+use super::model::problem::MeshFailure;
+use super::tell::reports::Reports;
 
 /// Least pause between two steps, so that a storm of changes costs one step, not thousands.
 const MIN_PAUSE: Duration = Duration::from_millis(50);

@@ -31,19 +31,21 @@ use fairlead_topology::Member;
 use kube::Client;
 use tokio::sync::{oneshot, watch};
 
+use super::apply::kernel::HostKernel;
+use super::apply::path_port::PathPort;
+use super::apply::paths::PathDriver;
+use super::apply::reconciler::{DeviceSlot, Mesh};
+use super::apply::relay::{RelayLink, RelayView};
 use super::deps::{MeshCaches, MeshDeps, MeshNode, MeshOutputs};
-use super::inputs::{InputReader, MeshIdentity, NetworkWatches};
-use super::kernel::HostKernel;
-use super::key_rotation::KeyRotation;
-use super::keys::{KeyStore, Keys};
-use super::local_node::ReportedNode;
-use super::nat64::{Nat64Answer, Nat64Task};
-use super::path_port::PathPort;
-use super::paths::PathDriver;
-use super::publisher::Publisher;
-use super::reconciler::{DeviceSlot, Mesh};
-use super::relay::{RelayLink, RelayView};
-use super::reports::Reports;
+use super::gather::key_rotation::KeyRotation;
+use super::gather::keys::{KeyStore, Keys};
+use super::gather::nat64::Nat64Task;
+use super::gather::network::{MeshIdentity, NetworkWatches};
+use super::gather::reader::InputReader;
+use super::model::nat64::Nat64Answer;
+use super::tell::local_node::ReportedNode;
+use super::tell::publisher::Publisher;
+use super::tell::reports::Reports;
 use super::{MeshHandle, MeshView, run};
 
 /// What tasks of the mesh have in common.

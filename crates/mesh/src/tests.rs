@@ -23,11 +23,11 @@ use fairlead_netlink::{Error, Result};
 use fairlead_path::Identity;
 use ipnet::IpNet;
 
-use super::desired::tests::key;
-use super::kernel::Kernel;
-use super::metrics::time_to_direct;
-use super::paths::PathDriver;
-use super::relay::RelayView;
+use super::apply::kernel::Kernel;
+use super::apply::paths::PathDriver;
+use super::apply::relay::RelayView;
+use super::plan::desired::tests::key;
+use super::tell::metrics::time_to_direct;
 
 /// State and record of a [`FakeKernel`].
 #[derive(Default)]

@@ -5,7 +5,7 @@ use fairlead_cluster::events::EventMetrics;
 use fairlead_cluster::metrics::{self, Exposition};
 use fairlead_cluster::process;
 use fairlead_cluster::requests::RequestMetrics;
-use fairlead_mesh::metrics::MeshMetrics;
+use fairlead_mesh::tell::metrics::MeshMetrics;
 use fairlead_pods::cni::metrics::CniMetrics;
 use fairlead_pods::ipam::metrics::IpamMetrics;
 use fairlead_pods::pod_network::metrics::PodNetworkMetrics;

@@ -24,11 +24,11 @@ use kube::runtime::watcher::Event;
 use tokio::sync::{mpsc, watch};
 
 use super::*;
-use crate::desired::tests::{key, member};
-use crate::inputs::{MeshIdentity, NetworkWatches};
-use crate::keys::Keys;
-use crate::nat64::Nat64Answer;
-use crate::reconciler::DeviceSlot;
+use crate::apply::reconciler::DeviceSlot;
+use crate::gather::keys::Keys;
+use crate::gather::network::{MeshIdentity, NetworkWatches};
+use crate::model::nat64::Nat64Answer;
+use crate::plan::desired::tests::{key, member};
 use crate::tests::{FakeKernel, Shared, paths};
 
 /// A source in memory that counts how often it is read.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fairlead_mesh::reconciler::DeviceSlot;
+use fairlead_mesh::apply::reconciler::DeviceSlot;
 
 use super::instance_lock::InstanceLock;
 

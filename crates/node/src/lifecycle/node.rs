@@ -13,9 +13,10 @@ use fairlead_dataplane::pods::PodOnNode;
 use fairlead_dataplane::source_addresses::Found;
 use fairlead_dataplane::uplink::{Ignored, has_ipv6};
 use fairlead_egress_client::{self as egress, Egress, EgressProblems, SourceAddresses};
-use fairlead_mesh::problem::MeshFailure;
+use fairlead_mesh::gather::identity;
+use fairlead_mesh::model::problem::MeshFailure;
 use fairlead_mesh::{
-    self as mesh, MeshCaches, MeshDeps, MeshHandle, MeshNode, MeshOutputs, MeshView, SourceWatches, identity,
+    self as mesh, MeshCaches, MeshDeps, MeshHandle, MeshNode, MeshOutputs, MeshView, SourceWatches,
 };
 use fairlead_pods::cni;
 use fairlead_pods::cni::records::Records;

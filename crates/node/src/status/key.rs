@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use fairlead_cluster::naming::some_of;
+use fairlead_mesh::MeshView;
+use fairlead_mesh::gather::keys::Keys;
 use fairlead_wire::node::{RotateKeyRequest, RotateKeyResponse, StatusResponse};
 use tonic::Status;
-
-use fairlead_mesh::MeshView;
-use fairlead_mesh::keys::Keys;
 
 /// Most names in a sentence.
 const MAX_NAMES: usize = 5;

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use fairlead_mesh::publish::{backend_name, nat_name};
-use fairlead_mesh::report::{PeerReport, Report};
+use fairlead_mesh::apply::report::{PeerReport, Report};
+use fairlead_mesh::tell::publish::{backend_name, nat_name};
 use fairlead_path::{NatType, Seen, State, StunAnswer, classify};
 use fairlead_wire::node::{AddressFamily, NetcheckResponse, StunMapping};
 

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_mesh::MeshView;
-use fairlead_mesh::report::{PeerReport, Report};
+use fairlead_mesh::apply::report::{PeerReport, Report};
 use fairlead_path::history;
 use fairlead_path::{Candidate, CandidateStatus, PingOutcome, Source};
 use fairlead_wire::node::{PathChange, PingRequest, PingResponse, PingedCandidate};

@@ -6,12 +6,12 @@ use std::time::SystemTime;
 
 use fairlead_dataplane::wireguard::Backend;
 use fairlead_keys::{PeerConfig, PeerState, PublicKey};
-use fairlead_mesh::desired::OwnEndpoints;
-use fairlead_mesh::path_port::PathCounters;
-use fairlead_mesh::publish::{Facts, desired, observes, urgency};
-use fairlead_mesh::report::{
+use fairlead_mesh::apply::path_port::PathCounters;
+use fairlead_mesh::apply::report::{
     ConfiguredReport, DeviceReport, OwnReport, PeerReport, Report, TranslationReport,
 };
+use fairlead_mesh::plan::desired::OwnEndpoints;
+use fairlead_mesh::tell::publish::{Facts, desired, observes, urgency};
 use fairlead_path::{NatType, Reason, State, Status};
 use fairlead_topology::Sources;
 

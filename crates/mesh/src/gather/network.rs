@@ -1,0 +1,74 @@
+//! What tells this node of its network, and of who it is on the mesh.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use fairlead_address::InterfaceId;
+use fairlead_keys::PublicKey;
+use fairlead_members::discovery_client::Shared;
+use fairlead_port_mapping::task::PortMappings;
+use fairlead_topology::{Member, SourceNodes};
+use fairlead_wire::discovery::{id_of_key, mesh_subnet};
+use tokio::sync::watch;
+
+use super::keys::Keys;
+use crate::model::nat64::Nat64Answer;
+
+/// What this node is told of the network it is in.
+pub(crate) struct NetworkWatches {
+    /// By gateways.
+    pub(crate) port_mappings: watch::Receiver<PortMappings>,
+    /// By EC2.
+    pub(crate) public_ipv4: watch::Receiver<Option<Ipv4Addr>>,
+    /// By the resolver.
+    pub(crate) nat64: watch::Receiver<Nat64Answer>,
+    /// Source addresses of egress gateways that this node announces.
+    pub(crate) announced_sources: watch::Receiver<BTreeSet<IpAddr>>,
+    /// Which nodes may have such an address; `None` until the API server has said it.
+    pub(crate) source_nodes: watch::Receiver<Option<Arc<BTreeMap<IpAddr, SourceNodes>>>>,
+    /// See [`MeshIdentity`].
+    pub(crate) mesh_identity: MeshIdentity,
+}
+
+/// Who this node is, from what its addresses on the mesh follow, too.
+pub(crate) struct MeshIdentity {
+    /// See [`crate::model::inputs::OwnNode::interface_id`].
+    pub(crate) interface_id: Option<InterfaceId>,
+    /// Whether a controller gives this node its addresses.
+    pub(crate) is_in_cluster: bool,
+    /// See [`crate::model::inputs::Inputs::cluster`].
+    pub(crate) cluster: watch::Receiver<Option<Shared>>,
+    /// Its keys.
+    pub(crate) keys: watch::Receiver<Keys>,
+}
+
+impl MeshIdentity {
+    /// The address of a node that no controller gives one: as a node of KubeSpan makes it. If another has that, one of its key.
+    pub(super) fn derived(&self, node: &str, key: &PublicKey, members: &[Member]) -> Option<IpAddr> {
+        let subnet = self.cluster.borrow().as_ref().map(|cluster| mesh_subnet(&cluster.current.cluster_id));
+        let subnet = subnet.filter(|_| !self.is_in_cluster)?;
+        let is_taken = |address: &IpAddr| {
+            let mut others = members.iter().filter(|member| member.name != node);
+            others.any(|it| it.mesh_addresses.contains(address) && (!it.is_discovered || *it.name < *node))
+        };
+        let ids = self.interface_id.into_iter().chain([InterfaceId(id_of_key(&key.0))]);
+        ids.map(|id| IpAddr::from(id.address_in(subnet))).find(|address| !is_taken(address))
+    }
+}
+
+impl NetworkWatches {
+    /// Resolves when something is another.
+    pub(super) async fn changed(&mut self) {
+        tokio::select! {
+            Ok(()) = self.port_mappings.changed() => {}
+            Ok(()) = self.public_ipv4.changed() => {}
+            Ok(()) = self.nat64.changed() => {}
+            Ok(()) = self.announced_sources.changed() => {}
+            Ok(()) = self.source_nodes.changed() => {}
+            Ok(()) = self.mesh_identity.cluster.changed() => {}
+            Ok(()) = self.mesh_identity.keys.changed() => {}
+            else => std::future::pending().await,
+        }
+    }
+}

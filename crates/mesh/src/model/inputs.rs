@@ -1,0 +1,135 @@
+//! Everything the mesh is decided from, as the cluster and this node's network say it. What the kernel says comes later, in `plan`.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Instant;
+
+use fairlead_address::{Endpoint, EndpointFilters, InterfaceId};
+use fairlead_api::resources::NodeFilters;
+use fairlead_keys::{PrivateKey, PublicKey};
+use fairlead_members::SourceProblem;
+use fairlead_members::departures::Departures;
+use fairlead_members::discovery_client::Shared;
+use fairlead_members::settings::MeshSettings;
+use fairlead_port_mapping::task::PortMappings;
+use fairlead_topology::{Member, SourceNodes};
+use ipnet::IpNet;
+
+use super::nat64::Nat64Answer;
+
+/// Keys of this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnKeys {
+    /// Its identity.
+    pub private: PrivateKey,
+    /// The public half.
+    pub public: PublicKey,
+    /// The public key before, if this program has replaced it.
+    pub previous: Option<PublicKey>,
+}
+
+/// This node as its object, its annotations and its host say.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OwnNode {
+    /// Its addresses, as the Node object has them: where others may reach it.
+    pub addresses: Vec<IpAddr>,
+    /// Those of them at which it is reached through the mesh.
+    pub claims: Vec<IpAddr>,
+    /// The endpoint that an administrator chose.
+    pub manual: Option<Endpoint>,
+    /// Where it is reached as well, as an administrator says.
+    pub extra_endpoints: Vec<SocketAddr>,
+    /// The UDP port on which it listens, if that is not the mesh's.
+    pub port: Option<u16>,
+    /// Filters of endpoints instead of those of the mesh.
+    pub filters: NodeFilters,
+    /// Seconds between keepalives to every peer; what each peer asks for when `None`.
+    pub keepalive: Option<u16>,
+    /// What the first link-layer address of this host makes of IPv6 addresses.
+    pub interface_id: Option<InterfaceId>,
+}
+
+/// The network that this node is in.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NetworkFacts {
+    /// Where gateways take packets for this node.
+    pub port_mappings: PortMappings,
+    /// The public address that EC2 translates to this node's own.
+    pub public_ipv4: Option<Ipv4Addr>,
+    /// The resolver's answer about a NAT64.
+    pub nat64: Nat64Answer,
+}
+
+/// What the cluster says, parsed and merged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inputs {
+    /// This node's name.
+    pub node: String,
+    /// Its keys.
+    pub keys: OwnKeys,
+    /// Its object and host.
+    pub own: OwnNode,
+    /// Its network.
+    pub network: NetworkFacts,
+    /// The mesh resource.
+    pub settings: MeshSettings,
+    /// All members, this node included, sorted by their names. Those that are as they were in the inputs before are the same allocations.
+    pub members: Vec<Arc<Member>>,
+    /// TCP endpoints of the API server; nodes reach them past the mesh, or a broken tunnel could not be repaired.
+    pub api_server: Vec<SocketAddr>,
+    /// Endpoints given as host names, resolved.
+    pub resolved: BTreeMap<Endpoint, Vec<SocketAddr>>,
+    /// Where Services have their addresses; empty where the API server does not say.
+    pub services: Vec<IpNet>,
+    /// Which nodes may have source addresses of egress gateways.
+    pub sources: Arc<BTreeMap<IpAddr, SourceNodes>>,
+    /// Who left.
+    pub departures: Departures,
+    /// What could not be read.
+    pub problems: Vec<SourceProblem>,
+    /// When what is used of the cluster was saved; `None` if the API server has shown it.
+    pub saved_at: Option<Instant>,
+    /// What the nodes of the cluster share for discovery, if it is known.
+    pub(crate) cluster: Option<Shared>,
+}
+
+impl Inputs {
+    /// The UDP port on which this node is to listen.
+    pub fn listen_port(&self) -> u16 {
+        self.own.port.unwrap_or(self.settings.device.port)
+    }
+
+    /// Which endpoints this node publishes of itself, and which it tries.
+    pub fn filters(&self) -> EndpointFilters {
+        let NodeFilters { published, tried, .. } = &self.own.filters;
+        let mesh = &self.settings.filters;
+        EndpointFilters {
+            published: published.as_ref().unwrap_or(&mesh.published).clone(),
+            tried: tried.as_ref().unwrap_or(&mesh.tried).clone(),
+        }
+    }
+
+    /// The addresses of this node on the mesh, with the lengths of their subnets.
+    pub fn mesh_addresses(&self) -> Vec<IpNet> {
+        let own = self.members.iter().filter(|member| member.name == self.node);
+        let with_length = |address: &IpAddr| match (address, self.settings.mesh_ipv4) {
+            (IpAddr::V4(it), Some(subnet)) if subnet.contains(it) => {
+                IpNet::new(*address, subnet.prefix_len()).ok()
+            }
+            (IpAddr::V4(_), _) => None,
+            (IpAddr::V6(_), _) => IpNet::new(*address, 64).ok(),
+        };
+        own.flat_map(|member| &member.mesh_addresses).filter_map(with_length).collect()
+    }
+
+    /// The addresses of the STUN servers: of a name those that the resolver prefers of either family.
+    pub fn stun_servers(&self) -> Vec<SocketAddr> {
+        let of_server = |server: &Endpoint| {
+            let resolved = self.resolved.get(server).map(Vec::as_slice).unwrap_or_default();
+            let of_family = |ipv4: bool| resolved.iter().find(|address| address.is_ipv4() == ipv4).copied();
+            server.address().into_iter().chain(of_family(true)).chain(of_family(false)).collect::<Vec<_>>()
+        };
+        self.settings.traversal.stun_servers.iter().flat_map(of_server).collect()
+    }
+}

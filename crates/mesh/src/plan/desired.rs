@@ -1,0 +1,208 @@
+//! The mesh as this node should have it, from what the cluster and the host say. Pure.
+
+mod gateways;
+mod held;
+mod host;
+mod nat64;
+mod next_keys;
+mod own_addresses;
+mod own_endpoints;
+mod peer;
+mod peers;
+mod plain;
+mod pods;
+mod policy;
+mod problems;
+mod published;
+mod reuse;
+mod sightings;
+mod traffic;
+mod tunnels;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use fairlead_address::PrefixSet;
+use fairlead_dataplane::mesh::{MeshState, PlainRoute};
+use fairlead_keys::{PeerConfig, PublicKey};
+use fairlead_path::{NatType, OwnSide};
+use fairlead_topology::{Planner, added, united};
+use ipnet::IpNet;
+
+pub use self::gateways::{DesiredGateway, DesiredGateways};
+pub use self::held::Held;
+pub use self::host::{Host, mtu};
+pub use self::own_addresses::{OwnAddresses, OwnEndpoints, StunAnswers};
+use self::own_endpoints::Location;
+pub use self::peer::DesiredPeer;
+use self::peers::peers;
+use self::pods::{own_prefixes, pod_prefixes};
+use self::problems::problems;
+use self::published::Harvest;
+use self::reuse::{Known, Reuse};
+use self::sightings::Sightings;
+pub use self::traffic::DesiredTraffic;
+pub use self::tunnels::DesiredTunnels;
+use super::down_peers;
+use super::external::{self, DesiredExternal};
+use crate::model::inputs::Inputs;
+use crate::model::problem::MeshProblem;
+
+/// Everything the kernel is to have, and what is published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Desired {
+    /// Nodes by identity.
+    pub peers: BTreeMap<PublicKey, Arc<DesiredPeer>>,
+    /// Those of them to which nothing is sent: they are peers with the granularity that others may use.
+    pub added: BTreeSet<PublicKey>,
+    /// Peers outside of the cluster by identity.
+    pub external: BTreeMap<PublicKey, DesiredExternal>,
+    /// Keys that nodes are about to use, each with what the device is to have of it.
+    pub prepared: BTreeMap<PublicKey, PeerConfig>,
+    /// What peers may send from although other peers are sent for it.
+    pub accepted: BTreeMap<PublicKey, Vec<IpNet>>,
+    /// This node's endpoints that it publishes.
+    pub endpoints: OwnEndpoints,
+    /// The address translation in front of this node, as far as it is known.
+    pub nat: NatType,
+    /// What the paths have to know of this node.
+    pub own_side: OwnSide,
+    /// This node's prefixes.
+    pub own_prefixes: Vec<IpNet>,
+    /// Its addresses on the mesh, with the lengths of their subnets.
+    pub mesh_addresses: Vec<IpNet>,
+    /// What was left out.
+    pub problems: Vec<MeshProblem>,
+    /// Gateways of locations.
+    pub gateways: DesiredGateways,
+    /// IP tunnels inside of the location.
+    pub tunnels: DesiredTunnels,
+    /// What leads packets into the device, and past it.
+    pub traffic: DesiredTraffic,
+    harvest: Harvest,
+}
+
+/// The STUN servers to ask, each once; through the NAT64 those that this node has no route to.
+pub fn stun_servers(inputs: &Inputs, host: &Host) -> Vec<SocketAddr> {
+    let (nat64, _) = nat64::usable(inputs, &host.addresses, &host.ipv4_routes);
+    let mut servers = Vec::new();
+    for server in inputs.stun_servers() {
+        let translated = nat64.endpoints(server).into_iter().next();
+        let server = translated.unwrap_or(server);
+        if !servers.contains(&server) {
+            servers.push(server);
+        }
+    }
+    servers
+}
+
+impl Desired {
+    /// Plans and looks for the endpoints of every peer. Takes `O(n log n)`.
+    pub fn new(inputs: &Inputs, host: &Host, held: Held, own_addresses: &OwnAddresses) -> Self {
+        Self::following(None, &mut Planner::default(), inputs, host, held, own_addresses)
+    }
+
+    /// The same. What `planner` planned and what was desired before, with the inputs then, stays where it follows from the same: a change of
+    /// one member costs little more than copying lists.
+    pub fn following(
+        before: Option<(&Inputs, &Self)>,
+        planner: &mut Planner,
+        inputs: &Inputs,
+        host: &Host,
+        held: Held,
+        own_addresses: &OwnAddresses,
+    ) -> Self {
+        let (policy, other) = policy::policy(inputs, host, held);
+        let asked = other.map(|other| (other, policy.clone()));
+        let used = planner.plan(&inputs.members, policy);
+        let both = asked.and_then(|(other, policy)| united(&inputs.members, &policy, other, used));
+        let plan = both.as_ref().map_or(used, |both| &both.plan);
+        let planned = both.iter().map(|both| &both.other).chain([used]);
+        let sightings = Sightings::new(&inputs.members);
+        let cluster_addresses = cluster_addresses(inputs);
+        let location = Location::new(inputs, host, &sightings, own_addresses, &cluster_addresses);
+        let reuse = Reuse::new(before.map(known), inputs, &location, &cluster_addresses);
+        let peers = peers(inputs, plan, &sightings, &location, &cluster_addresses, reuse.as_ref());
+        let Location { endpoints, view, nat, refused } = location;
+        let problems = problems(inputs, plan, &own_addresses.stun, &cluster_addresses);
+        let filters = inputs.filters();
+        Self {
+            prepared: next_keys::prepared(plan, &peers),
+            peers,
+            added: added(used, plan),
+            external: external::desired(inputs, plan, &view.nat64),
+            accepted: next_keys::accepted(plan, gateways::accepted(plan)),
+            endpoints: endpoints.published(&filters.published),
+            nat,
+            own_prefixes: own_prefixes(inputs),
+            mesh_addresses: inputs.mesh_addresses(),
+            problems: problems.into_iter().chain(refused).collect(),
+            gateways: DesiredGateways {
+                used: gateways::desired(inputs, used),
+                several: planned.flat_map(gateways::several).collect(),
+                is_gateway: plan.is_gateway,
+            },
+            tunnels: tunnels::desired(inputs, plan),
+            traffic: DesiredTraffic::new(inputs, host, plan),
+            own_side: OwnSide {
+                view,
+                cluster_addresses,
+                host: endpoints.host,
+                mapped: endpoints.mapped,
+                filters,
+                extra: inputs.own.extra_endpoints.clone(),
+            },
+            harvest: Harvest::new(inputs),
+        }
+    }
+
+    /// Whether this node is to publish that it sees a peer at an endpoint.
+    pub fn publishes(&self, peer: &DesiredPeer, endpoint: SocketAddr) -> bool {
+        self.harvest.publishes(peer, endpoint)
+    }
+
+    /// What leads packets into the device `interface`.
+    /// Packets to nodes that are `bypassed` are led nowhere; `encapsulated` takes IP tunnels. `route_mtu` says which packets the path to a
+    /// peer passes, if these are shorter than the tunnel's.
+    pub fn mesh_state(
+        &self,
+        interface: &str,
+        bypassed: &BTreeSet<PublicKey>,
+        encapsulated: Vec<PlainRoute>,
+        route_mtu: impl Fn(&PublicKey) -> Option<u32>,
+    ) -> MeshState {
+        let of_peers = self.external.values().flat_map(|peer| &peer.config.allowed_ips);
+        // What takes a plain route or an IP tunnel needs no tunnel of WireGuard.
+        let routes = self.traffic.plain.iter().chain(&encapsulated).map(|route| &route.destination);
+        let bypassed = down_peers::addresses(bypassed, &self.peers, of_peers.chain(routes));
+        let (targets_v4, targets_v6) = self.traffic.targets_without(&bypassed);
+        MeshState {
+            interface: interface.to_owned(),
+            mtu: self.traffic.mtu,
+            addresses: self.mesh_addresses.clone(),
+            targets_v4,
+            targets_v6,
+            bypass: self.traffic.bypass.clone(),
+            narrow: plain::narrow(&self.peers, self.traffic.mtu, route_mtu),
+            // What is plain comes first: of two routes to one prefix the first counts.
+            plain: self.traffic.plain.iter().cloned().chain(encapsulated).collect(),
+            masqueraded: self.traffic.masqueraded.clone(),
+            without_default: self.traffic.without_default.clone(),
+        }
+    }
+}
+
+fn known<'a>((inputs, desired): (&'a Inputs, &'a Desired)) -> Known<'a> {
+    Known { inputs, peers: &desired.peers, own_side: &desired.own_side, nat: desired.nat }
+}
+
+/// Addresses of pods and Services, and those of nodes on the mesh.
+fn cluster_addresses(inputs: &Inputs) -> PrefixSet {
+    let on_mesh = inputs.members.iter().flat_map(|member| &member.mesh_addresses);
+    let on_mesh: Vec<IpNet> = on_mesh.copied().map(IpNet::from).collect();
+    pod_prefixes(inputs).chain(&inputs.services).chain(&on_mesh).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,40 @@
+//! What the planner is to follow, of inputs and host.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use fairlead_topology::{Granularity, Policy, Reserved};
+use ipnet::IpNet;
+
+use super::held::Held;
+use super::host::Host;
+use super::{plain, tunnels};
+use crate::model::inputs::Inputs;
+
+/// The policy, and while the granularity changes the one that other nodes may use.
+pub(super) fn policy(inputs: &Inputs, host: &Host, held: Held) -> (Policy, Option<Granularity>) {
+    let local = host.networks.iter().filter(|_| inputs.settings.routing.bypass_local_subnets);
+    let api_server = inputs.api_server.iter().map(SocketAddr::ip);
+    let includes_pod_networks = inputs.settings.routing.includes_pod_networks;
+    let Held { prefixes: held, entry_terms, down, completed, other } = held;
+    let other = other.map(|other| plain::granularity(other, host, down.clone()));
+    let policy = Policy {
+        excluded: inputs.settings.routing.excluded.iter().chain(local).copied().collect(),
+        guarded: inputs.departures.guarded(includes_pod_networks).copied().collect(),
+        held,
+        completed,
+        reserved: Reserved {
+            hosts: api_server.chain(host.gateways.iter().copied()).map(IpNet::from).collect(),
+            services: inputs.services.clone(),
+        },
+        grants: inputs.settings.routing.grants.clone(),
+        sources: BTreeMap::clone(&inputs.sources),
+        entry_terms,
+        granularity: plain::granularity(inputs.settings.locations.granularity, host, down),
+        encapsulation: tunnels::encapsulation(inputs),
+        includes_pod_networks,
+        connected: host.networks.clone(),
+        ..Policy::new(&inputs.node)
+    };
+    (policy, other)
+}

@@ -1,0 +1,140 @@
+//! Where reports of the mesh go: to the status, metrics and the publisher.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use fairlead_keys::PublicKey;
+use fairlead_members::departures::Session;
+use fairlead_members::provenance::DiscoveryStatus;
+use tokio::sync::watch;
+
+use super::metrics::MeshMetrics;
+use crate::apply::report::Report;
+use crate::model::problem::MeshFailure;
+
+/// What reports say.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum Publication {
+    /// This node is in the mesh.
+    Member(Arc<Report>),
+    /// The last WireKubeMesh was deleted.
+    Left,
+    /// This node is kept from the mesh.
+    Outside(MeshFailure),
+    /// There was no report yet.
+    #[default]
+    Unknown,
+}
+
+/// The mesh as of the last step.
+#[derive(Debug, Default, Clone)]
+pub struct Snapshot {
+    /// What the last good step reported.
+    pub report: Option<Arc<Report>>,
+    /// Why the last reconciliation failed, or why there is none.
+    pub failure: Option<MeshFailure>,
+    /// Why other nodes do not see this node's state.
+    pub unpublished: Option<String>,
+}
+
+/// Where reports go: to status, metrics and the publisher.
+pub(crate) struct Reports {
+    node: String,
+    snapshot: Mutex<Snapshot>,
+    metrics: Option<MeshMetrics>,
+    /// Whether peers have metrics of their own.
+    per_peer: bool,
+    published: watch::Sender<Publication>,
+}
+
+impl Reports {
+    pub(crate) fn new(node: &str, metrics: Option<MeshMetrics>, per_peer: bool) -> Self {
+        let (node, snapshot, published) = (node.to_owned(), Mutex::default(), watch::Sender::default());
+        Self { node, snapshot, metrics, per_peer, published }
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        self.lock().clone()
+    }
+
+    /// How the tunnel to a member does, as of the last step.
+    pub(crate) fn session(&self, key: &PublicKey) -> Session {
+        let report = self.lock().report.clone();
+        report.map_or(Session::Unknown, |report| report.session(key, SystemTime::now()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Snapshot> {
+        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sees each report that would publish something else than the one before.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Publication> {
+        self.published.subscribe()
+    }
+
+    /// The API server takes what this node publishes, or refuses it for this reason.
+    pub(crate) fn published(&self, refusal: Option<String>) {
+        self.lock().unpublished = refusal;
+    }
+
+    pub(crate) fn fail(&self, failure: MeshFailure) {
+        if let Some(metrics) = &self.metrics
+            && failure != MeshFailure::NoMesh
+        {
+            metrics.failed();
+        }
+        if matches!(failure, MeshFailure::NumbersTaken(_)) {
+            let outside = Publication::Outside(failure.clone());
+            self.published.send_if_modified(|last| {
+                let is_known = matches!(last, Publication::Outside(known) if *known == failure);
+                *last = outside;
+                !is_known
+            });
+        }
+        self.lock().failure = Some(failure);
+    }
+
+    /// There is no mesh on this node any more.
+    pub(crate) fn disable(&self) {
+        if let Some(metrics) = &self.metrics {
+            metrics.clear();
+        }
+        let failure = Some(MeshFailure::NoMesh);
+        *self.lock() = Snapshot { report: None, failure, unpublished: None };
+        self.published.send_replace(Publication::Left);
+    }
+
+    pub(crate) fn discovery(&self, status: &DiscoveryStatus) {
+        if let Some(metrics) = &self.metrics {
+            metrics.update_discovery(status);
+        }
+    }
+
+    pub(crate) fn clear_failure(&self) {
+        self.lock().failure = None;
+    }
+
+    pub(crate) fn update(&self, report: Report) {
+        let report = Arc::new(report);
+        if let Some(metrics) = &self.metrics {
+            metrics.update(&self.node, &report, self.per_peer);
+        }
+        let is_outside = {
+            let mut snapshot = self.lock();
+            snapshot.report = Some(Arc::clone(&report));
+            matches!(snapshot.failure, Some(MeshFailure::NumbersTaken(_)))
+        };
+        if is_outside {
+            return;
+        }
+        self.published.send_if_modified(|last| {
+            let differs = match &*last {
+                Publication::Member(last) => !last.publishes_the_same(&report),
+                Publication::Left | Publication::Outside(_) | Publication::Unknown => true,
+            };
+            // The publisher reads the latest counters whenever it writes.
+            *last = Publication::Member(report);
+            differs
+        });
+    }
+}
