@@ -1,4 +1,5 @@
 mod floors;
+mod layers;
 mod list;
 mod modules;
 mod rings;
@@ -42,6 +43,7 @@ fn violations() -> Result<Vec<Violation>, String> {
     let places = floors::parse(&read("ARCHITECTURE.md")?);
     let mut found = floors::violations(&places, &dependencies()?);
     found.extend(rings::violations(&crates));
+    found.extend(layers::violations(&crates));
     found.extend(sizes::items(&crates));
     found.extend(sizes::crates(&line_counts(&tracked)?));
     let bytes = |path: &String| std::fs::metadata(root().join(path)).map_or(0, |file| file.len());
@@ -153,6 +155,28 @@ fn a_ring_is_found_through_reexports_imports_and_macros_and_not_in_tests() {
 }
 
 #[test]
+fn an_arrow_to_a_higher_layer_is_found() {
+    let files = |model: &str| {
+        let files = parsed(&[
+            ("crates/mesh/src/lib.rs", "mod model; mod plan; mod run; pub use plan::desired::Desired;"),
+            ("crates/mesh/src/model.rs", "pub mod inputs;"),
+            ("crates/mesh/src/model/inputs.rs", model),
+            ("crates/mesh/src/plan.rs", "pub mod desired;"),
+            (
+                "crates/mesh/src/plan/desired.rs",
+                "use crate::model::inputs::Inputs; pub struct Desired(Inputs);",
+            ),
+            ("crates/mesh/src/run.rs", "pub struct Run(crate::Desired);"),
+        ]);
+        subjects(layers::violations(&BTreeMap::from([("crates/mesh".to_owned(), files)])))
+    };
+    assert_eq!(files("pub struct Inputs;"), []);
+    let arrow = |target: &str| format!("crates/mesh/src/model/inputs.rs -> crates/mesh/src/{target}");
+    assert_eq!(files("pub struct Inputs(crate::Desired);"), [(arrow("plan/desired.rs"), 1)]);
+    assert_eq!(files("pub struct Inputs(crate::run::Run);"), [(arrow("run.rs"), 1)]);
+}
+
+#[test]
 fn long_functions_and_wide_structs_are_found_and_lists_are_not() {
     let lines = |count: usize| "    call();\n".repeat(count);
     let arms = "    1 => 1,\n".repeat(70);
@@ -186,8 +210,10 @@ fn long_functions_and_wide_structs_are_found_and_lists_are_not() {
 
 #[test]
 fn a_large_crate_is_found() {
-    let lines = BTreeMap::from([("crates/a".to_owned(), 12_500), ("crates/b".to_owned(), 12_501)]);
-    assert_eq!(subjects(sizes::crates(&lines)), [("crates/b".to_owned(), 12_501)]);
+    let lines = [("crates/a", 12_500), ("crates/b", 12_501), ("crates/mesh", 10_001)];
+    let lines = BTreeMap::from(lines.map(|(name, lines)| (name.to_owned(), lines)));
+    let found = [("crates/b".to_owned(), 12_501), ("crates/mesh".to_owned(), 10_001)];
+    assert_eq!(subjects(sizes::crates(&lines)), found);
 }
 
 #[test]
