@@ -30,6 +30,7 @@ use futures::{Stream, stream};
 use tokio::io::DuplexStream;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -81,17 +82,18 @@ fn announce() {
 }
 
 async fn accept(listener: TcpListener, tls: TlsAcceptor, ready: mpsc::Sender<std::io::Result<DuplexStream>>) {
-    loop {
-        let (stream, _) = fairlead_tls::accept(&listener).await;
-        let (tls, ready) = (tls.clone(), ready.clone());
-        tokio::spawn(async move {
+    let serve = |stream, _| {
+        let tls = tls.clone();
+        let ready = ready.clone();
+        Some(async move {
             let Ok(mut outside) = tls.accept(stream).await else { return };
             let (mut inside, served) = tokio::io::duplex(BUFFER);
             if ready.send(Ok(served)).await.is_ok() {
                 let _ = tokio::io::copy_bidirectional(&mut outside, &mut inside).await;
             }
-        });
-    }
+        })
+    };
+    match fairlead_tls::accept_all(&listener, &mut JoinSet::new(), || usize::MAX, serve).await {}
 }
 
 #[tonic::async_trait]
