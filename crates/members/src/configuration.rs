@@ -128,7 +128,7 @@ pub fn through_entry(objects: &Objects, peer: &str, entry: &str, more: &[IpNet])
         preshared_key: subject.external.as_ref().and_then(|external| external.preshared_key),
         allowed_ips: cut(&all, &planned.allowed_ips.iter().collect()),
         endpoint: endpoint.map(|endpoint| endpoint.to_string()),
-        persistent_keepalive: subject.persistent_keepalive.unwrap_or_default(),
+        persistent_keepalive: subject.keepalive.interval.unwrap_or_default(),
     };
     if configured.endpoint.is_none() {
         problems.push(format!("node '{entry}' publishes no endpoint: the Peer has to be reached from there"));
@@ -179,7 +179,7 @@ pub fn as_peer(
         preshared_key: member.external.as_ref().and_then(|external| external.preshared_key),
         allowed_ips: cut(&own, &PrefixSet::default()),
         endpoint: member.endpoints.manual.clone().or(preferred).map(|endpoint| endpoint.to_string()),
-        persistent_keepalive: member.external.as_ref().and(member.persistent_keepalive).unwrap_or_default(),
+        persistent_keepalive: member.external.as_ref().and(member.keepalive.interval).unwrap_or_default(),
     })
 }
 
@@ -265,7 +265,7 @@ fn peer(
         preshared_key: settings.external.as_ref().and_then(|external| external.preshared_key),
         allowed_ips: planned.allowed_ips.clone(),
         endpoint: endpoints.manual.clone().or(preferred).map(|endpoint| endpoint.to_string()),
-        persistent_keepalive: settings.persistent_keepalive.unwrap_or(planned.keepalive),
+        persistent_keepalive: settings.keepalive.interval.unwrap_or(planned.keepalive),
     })
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_keys::PublicKey;
-use fairlead_topology::{Member, MemberRecord, Source, Sources};
+use fairlead_topology::{ByDiscovery, Member, MemberRecord, Source, Sources};
 use ipnet::IpNet;
 
 use super::SourceProblem;
@@ -135,7 +135,10 @@ impl Departures {
                 *member = Member {
                     blocks,
                     pod_networks,
-                    is_discovered: member.is_discovered,
+                    discovery: ByDiscovery {
+                        is_only_source: member.discovery.is_only_source,
+                        needs_preshared_key: false,
+                    },
                     ..Member::named(&*member.name)
                 };
             }
@@ -269,7 +272,7 @@ impl Evidence<'_> {
             return false;
         };
         let has_session = || matches!((self.session)(&key), Session::Alive | Session::Ended);
-        !member.is_discovered || (self.uses_discovery && has_session())
+        !member.discovery.is_only_source || (self.uses_discovery && has_session())
     }
 
     fn explains(&self, member: &Member) -> bool {

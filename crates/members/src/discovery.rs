@@ -14,7 +14,7 @@ use fairlead_address::{PrefixSet, is_reachable};
 use fairlead_cluster::naming::some_of;
 use fairlead_discovery::client::{Member as Affiliate, Members};
 use fairlead_keys::PublicKey;
-use fairlead_topology::{Endpoints, Member, MemberRecord, Since, Source};
+use fairlead_topology::{ByDiscovery, Endpoints, Member, MemberAddresses, MemberRecord, Since, Source};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use ipnet::IpNet;
@@ -162,8 +162,14 @@ impl Reader<'_> {
             next_key: kubespan.next_public_key.parse().ok(),
             claims: self.claims(&name, affiliate, told),
             // Exclusions do not apply to it, as in Talos.
-            mesh_addresses: kubespan.address.into_iter().filter(|address| is_reachable(*address)).collect(),
-            needs_preshared_key: !kubespan.without_preshared_key,
+            addresses: MemberAddresses {
+                mesh: kubespan.address.into_iter().filter(|address| is_reachable(*address)).collect(),
+                ..record.member.addresses
+            },
+            discovery: ByDiscovery {
+                needs_preshared_key: !kubespan.without_preshared_key,
+                ..record.member.discovery
+            },
             endpoints: Endpoints { discovered: endpoints.into_iter().collect(), ..Endpoints::default() },
             // Services do not tell when it joined. Of what two of them claim the smaller identifier has it, as in Talos.
             since: Some(Since { created: i64::MAX, uid: id.to_owned() }),
@@ -265,7 +271,8 @@ impl Memory {
     /// With what an earlier run of this program knew at a time that this clock may not reach back to.
     pub fn with_cached(members: Vec<Member>, at: Option<Instant>) -> Self {
         let known = members.into_iter().map(|member| {
-            let member = Member { is_discovered: true, ..member };
+            let discovery = ByDiscovery { is_only_source: true, ..member.discovery };
+            let member = Member { discovery, ..member };
             let record = MemberRecord { member, ..MemberRecord::of_node(Source::Cache, "") };
             (record.member.name.clone(), Known { id: String::new(), record, untold: at, has_changed: false })
         });
@@ -318,8 +325,10 @@ impl Memory {
 
     /// The nodes of KubeSpan that were told of under the present secret of the cluster, which is therefore their preshared key.
     pub fn changed_kubespan(&self) -> BTreeSet<String> {
-        let changed =
-            self.known.iter().filter(|(_, it)| it.has_changed && it.record.member.needs_preshared_key);
+        let changed = self
+            .known
+            .iter()
+            .filter(|(_, it)| it.has_changed && it.record.member.discovery.needs_preshared_key);
         changed.map(|(name, _)| name.clone()).collect()
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use fairlead_api::resources::{KiloPeer, KiloPeerSpec};
 use fairlead_cluster::cached_by_name;
 use fairlead_cluster::caches::Cache;
-use fairlead_topology::{Endpoints, External, Member, MemberRecord, Since, Source};
+use fairlead_topology::{Endpoints, External, Keepalive, Member, MemberRecord, Since, Source};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, select};
 use kube::ResourceExt;
@@ -157,7 +157,7 @@ pub fn read(name: &str, spec: &Value) -> (Option<Member>, Option<String>, Vec<So
         public_key: Some(public_key),
         claims,
         // Absent is none: only the peer's side knows whether it is behind a NAT.
-        persistent_keepalive: Some(spec.persistent_keepalive.unwrap_or_default()),
+        keepalive: Keepalive::every(Some(spec.persistent_keepalive.unwrap_or_default())),
         endpoints: Endpoints { manual, ..Endpoints::default() },
         external: Some(External { preshared_key, entry_nodes: spec.entry_nodes.unwrap_or_default() }),
         ..Member::of_peer(name)
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(member.claims, ["10.9.0.1/32", "192.168.5.0/24"].map(|text| text.parse().unwrap()));
         assert_eq!(member.endpoints.manual, "gate.example:7".parse().ok());
         assert_eq!(member.since, Some(Since { created: 7, uid: "u".to_owned() }));
-        assert_eq!((cached.problems.len(), member.persistent_keepalive), (0, Some(10)));
+        assert_eq!((cached.problems.len(), member.keepalive.interval), (0, Some(10)));
     }
 
     #[test]

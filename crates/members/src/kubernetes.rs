@@ -14,7 +14,9 @@ use fairlead_api::resources::{
 use fairlead_cluster::caches::{Cache, Refusal};
 use fairlead_ipam::ExistingBlock;
 use fairlead_keys::PublicKey;
-use fairlead_topology::{Endpoints, InternalAddress, Member, MemberRecord, Since, Site, Source};
+use fairlead_topology::{
+    Endpoints, InternalAddress, Keepalive, Member, MemberAddresses, MemberRecord, Since, Site, Source,
+};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, select_all};
 use ipnet::IpNet;
@@ -148,7 +150,7 @@ impl MemberSource for Kubernetes {
             records.push(record(peer.member().clone()));
         }
         for node in nodes {
-            let addresses = Some(nodes::addresses(&node, nodes::INTERNAL));
+            let addresses = MemberAddresses::of_node(nodes::addresses(&node, nodes::INTERNAL));
             records.push(record(Member { addresses, ..Member::named(node.name_any()) }));
         }
         for (node, blocks) in &self.read_blocks.1 {
@@ -186,18 +188,22 @@ pub(crate) fn read_peer(peer: &WireKubePeer) -> ReadPeer {
         next_key,
         site,
         claims,
-        persistent_keepalive: Some(spec.persistent_keepalive),
-        always_sends_keepalives: peer.status.as_ref().and_then(|status| status.wireguard)
-            == Some(WireGuardImplementation::Embedded),
+        keepalive: Keepalive {
+            interval: Some(spec.persistent_keepalive),
+            always_sends: peer.status.as_ref().and_then(|status| status.wireguard)
+                == Some(WireGuardImplementation::Embedded),
+        },
         endpoints: Endpoints {
             birthday_attack: birthday_attack(peer, &mut problems),
             filter: node.and_then(NodeFacts::parse_endpoint_filters),
             ..endpoints(peer, published)
         },
         since: since(peer),
-        addresses: node.map(node_addresses),
+        addresses: MemberAddresses {
+            mesh: node.map(mesh_addresses).unwrap_or_default(),
+            node: node.map(node_addresses),
+        },
         pod_networks: pod_networks(peer),
-        mesh_addresses: node.map(mesh_addresses).unwrap_or_default(),
         entry_terms: entry_terms(peer),
         ..Member::named(name)
     };
@@ -373,7 +379,7 @@ mod tests {
         let read = |status: serde_json::Value| {
             let spec = serde_json::json!({ "publicKey": key(1).to_string() });
             let peer = serde_json::json!({ "metadata": { "name": "n1" }, "spec": spec, "status": status });
-            self::read(peer).0.unwrap().addresses
+            self::read(peer).0.unwrap().addresses.node
         };
         let node = serde_json::json!({ "node": { "internalIPs": ["192.0.2.1", "nonsense", "fd00::1"] } });
         assert_eq!(read(node), Some(["192.0.2.1", "fd00::1"].map(|text| text.parse().unwrap()).to_vec()));
@@ -382,7 +388,7 @@ mod tests {
         let node = serde_json::json!({ "meshIPs": ["fd7f:175a:b97c:5602::1", "127.0.0.1", "x"] });
         let metadata = serde_json::json!({ "name": "n1" });
         let peer = serde_json::json!({ "metadata": metadata, "spec": spec, "status": { "node": node } });
-        let given = self::read(peer).0.unwrap().mesh_addresses;
+        let given = self::read(peer).0.unwrap().addresses.mesh;
         assert_eq!(given, ["fd7f:175a:b97c:5602::1".parse::<IpAddr>().unwrap()]);
         assert_eq!(read(serde_json::json!({})), None, "the controller has not seen it yet");
     }

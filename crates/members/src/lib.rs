@@ -129,7 +129,8 @@ fn retain_of_discovered(problems: &mut Vec<SourceProblem>, members: &[Member]) {
     if !problems.iter().any(is_about) {
         return;
     }
-    let known = members.iter().filter(|member| !member.is_discovered).map(|member| member.name.as_str());
+    let known =
+        members.iter().filter(|member| !member.discovery.is_only_source).map(|member| member.name.as_str());
     let known: BTreeSet<&str> = known.collect();
     let mut told = 0_usize;
     problems.retain(|problem| match problem {
@@ -151,11 +152,14 @@ async fn sent<T>(receiver: &mut watch::Receiver<T>) {
 
 #[cfg(test)]
 mod tests {
+    use fairlead_topology::Keepalive;
+
     use super::*;
 
     #[test]
     fn members_that_are_as_before_are_the_same_allocations() {
-        let named = |name: &str, keepalive| Member { persistent_keepalive: keepalive, ..Member::named(name) };
+        let named =
+            |name: &str, keepalive| Member { keepalive: Keepalive::every(keepalive), ..Member::named(name) };
         let before = shared(vec![named("a", None), named("b", None), named("d", None)], &[]);
         let now = vec![named("a", None), named("b", Some(1)), named("c", None), named("d", None)];
         let after = shared(now.clone(), &before);

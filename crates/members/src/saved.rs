@@ -9,7 +9,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
 use fairlead_keys::{PresharedKey, PublicKey};
-use fairlead_topology::{Endpoints, External, InternalAddress, Member, Since, Site, Sources};
+use fairlead_topology::{
+    ByDiscovery, Endpoints, External, InternalAddress, Keepalive, Member, MemberAddresses, Since, Site,
+    Sources,
+};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
@@ -106,18 +109,15 @@ impl From<&Member> for SavedMember {
             blocks,
             pod_networks,
             addresses,
-            mesh_addresses,
             endpoints,
-            persistent_keepalive,
-            always_sends_keepalives,
+            keepalive: Keepalive { interval, always_sends },
             site,
             since,
             entry_terms,
             external,
-            is_discovered: _,
             // They have to tell of it again.
             sources: _,
-            needs_preshared_key,
+            discovery: ByDiscovery { is_only_source: _, needs_preshared_key },
         } = member.clone();
         Self {
             name,
@@ -126,10 +126,13 @@ impl From<&Member> for SavedMember {
             claims,
             blocks,
             pod_networks,
-            addresses,
-            mesh_addresses,
+            addresses: addresses.node,
+            mesh_addresses: addresses.mesh,
             endpoints: endpoints.into(),
-            keepalive: SavedKeepalive { persistent_keepalive, always_sends_keepalives },
+            keepalive: SavedKeepalive {
+                persistent_keepalive: interval,
+                always_sends_keepalives: always_sends,
+            },
             site: site.map(SavedSite::from),
             since: since.map(|since| (since.created, since.uid)),
             entry_terms: entry_terms
@@ -158,18 +161,18 @@ impl TryFrom<SavedMember> for Member {
             claims: saved.claims,
             blocks: saved.blocks,
             pod_networks: saved.pod_networks,
-            addresses: saved.addresses,
-            mesh_addresses: saved.mesh_addresses,
+            addresses: MemberAddresses { mesh: saved.mesh_addresses, node: saved.addresses },
             endpoints: saved.endpoints.try_into()?,
-            persistent_keepalive: saved.keepalive.persistent_keepalive,
-            always_sends_keepalives: saved.keepalive.always_sends_keepalives,
+            keepalive: Keepalive {
+                interval: saved.keepalive.persistent_keepalive,
+                always_sends: saved.keepalive.always_sends_keepalives,
+            },
             site: saved.site.map(Site::from),
             since: saved.since.map(|(created, uid)| Since { created, uid }),
             entry_terms: saved.entry_terms.into_iter().map(term).collect::<Result<_>>()?,
             external: saved.external.map(External::try_from).transpose()?,
-            is_discovered: false,
             sources: Sources::default(),
-            needs_preshared_key: saved.needs_preshared_key,
+            discovery: ByDiscovery { is_only_source: false, needs_preshared_key: saved.needs_preshared_key },
         })
     }
 }

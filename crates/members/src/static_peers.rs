@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use fairlead_address::Endpoint;
 use fairlead_keys::PublicKey;
-use fairlead_topology::{Endpoints, Member, MemberRecord, Source};
+use fairlead_topology::{Endpoints, Keepalive, Member, MemberRecord, Source};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use ipnet::IpNet;
@@ -127,7 +127,8 @@ fn member(entry: Entry) -> Result<Member, String> {
     });
     let endpoints = Endpoints { manual: endpoint.transpose()?, host: candidates, ..Endpoints::default() };
     let claims = allowed_ips.iter().map(IpNet::trunc).collect();
-    Ok(Member { public_key: Some(key), claims, endpoints, persistent_keepalive, ..Member::named(name) })
+    let keepalive = Keepalive::every(persistent_keepalive);
+    Ok(Member { public_key: Some(key), claims, endpoints, keepalive, ..Member::named(name) })
 }
 
 /// Reads the file again and again.
@@ -251,7 +252,7 @@ mod tests {
         let said = good();
         assert_eq!(said.problem, None);
         let member = &said.members[0];
-        assert_eq!((member.name.as_str(), member.persistent_keepalive), ("n1", Some(7)));
+        assert_eq!((member.name.as_str(), member.keepalive.interval), ("n1", Some(7)));
         assert_eq!(
             member.claims,
             ["10.1.0.0/16", "2001:db8::1/128"].map(|net| net.parse::<IpNet>().unwrap())

@@ -33,10 +33,10 @@ pub(crate) fn entries(
     let keeps_holders = !matches!(policy.granularity, Granularity::Location { .. });
     let held = [Some(key), carrier].map(|key| policy.held.get(&key?).filter(|_| keeps_holders));
     let is_own = member.name == policy.own;
-    let mesh_addresses = member.mesh_addresses.iter().copied().map(|address| Entry {
+    let mesh_addresses = member.addresses.mesh.iter().copied().map(|address| Entry {
         prefix: IpNet::from(address),
         owner,
-        tier: if member.is_discovered { Tier::DiscoveredHostClaim } else { Tier::MeshAddress },
+        tier: if member.discovery.is_only_source { Tier::DiscoveredHostClaim } else { Tier::MeshAddress },
         is_held: false,
     });
     let mut entries: Vec<Entry> = mesh_addresses.collect();
@@ -52,7 +52,7 @@ pub(crate) fn entries(
             prefix,
             owner,
             tier: tier(member, &prefix, policy),
-            is_held: !member.is_discovered
+            is_held: !member.discovery.is_only_source
                 && (is_own || held.iter().flatten().any(|held| held.contains(&prefix))),
         }));
     }
@@ -71,12 +71,15 @@ fn refusal(member: &Member, prefix: IpNet, policy: &Policy) -> Option<Problem> {
     if prefix.prefix_len() < MIN_LENGTH {
         return Some(Problem::ClaimTooWide { node: node(), prefix });
     }
-    let is_told = member.is_discovered && prefixes::is_host(&prefix);
+    let is_told = member.discovery.is_only_source && prefixes::is_host(&prefix);
     if let Some(why) = is_told.then(|| needed_by_others(&prefix, policy)).flatten() {
         return Some(Problem::ClaimRefused { node: node(), prefix, why });
     }
-    let of_node =
-        member.addresses.as_ref().filter(|_| prefixes::is_host(&prefix) && !member.is_discovered)?;
+    let of_node = member
+        .addresses
+        .node
+        .as_ref()
+        .filter(|_| prefixes::is_host(&prefix) && !member.discovery.is_only_source)?;
     (!of_node.contains(&prefix.addr())).then(|| Problem::ClaimNotOfNode { node: node(), prefix })
 }
 
@@ -96,10 +99,10 @@ fn tier(member: &Member, prefix: &IpNet, policy: &Policy) -> Tier {
         return tier;
     }
     let has_node_address =
-        || member.addresses.as_ref().is_some_and(|of_node| of_node.contains(&prefix.addr()));
+        || member.addresses.node.as_ref().is_some_and(|of_node| of_node.contains(&prefix.addr()));
     match (is_host, member.external.is_some()) {
-        (true, _) if member.is_discovered => Tier::DiscoveredHostClaim,
-        (false, _) if member.is_discovered => Tier::DiscoveredWideClaim,
+        (true, _) if member.discovery.is_only_source => Tier::DiscoveredHostClaim,
+        (false, _) if member.discovery.is_only_source => Tier::DiscoveredWideClaim,
         (true, _) if is_granted || member.name == policy.own => Tier::GrantedHost,
         (false, _) if is_granted => Tier::GrantedRange,
         (true, false) if has_node_address() => Tier::NodeAddress,

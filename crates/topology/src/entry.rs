@@ -48,7 +48,7 @@ impl EntryNodes {
         }
         // What only discovery services know proves no name.
         let can_enter = |member: &Member| {
-            member.public_key.is_some() && member.external.is_none() && !member.is_discovered
+            member.public_key.is_some() && member.external.is_none() && !member.discovery.is_only_source
         };
         let nodes: BTreeMap<&str, usize> = ranked
             .iter()
@@ -140,7 +140,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::member::External;
+    use crate::member::{External, Keepalive};
     use crate::plan::{Plan, plan};
 
     const LAPTOP: PublicKey = PublicKey([99; 32]);
@@ -162,7 +162,7 @@ mod tests {
             public_key: Some(LAPTOP),
             claims: vec!["10.9.0.1/32".parse().unwrap()],
             external: Some(External { entry_nodes, ..External::default() }),
-            persistent_keepalive: Some(25),
+            keepalive: Keepalive::every(Some(25)),
             ..Member::of_peer("laptop")
         }
     }

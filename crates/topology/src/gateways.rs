@@ -91,7 +91,7 @@ impl Gateways {
 /// Where a member is, if it shares its location with others: a node that the cluster knows, with an address inside of
 /// it.
 pub fn location(member: &Member) -> Option<&str> {
-    let is_node = member.external.is_none() && !member.is_discovered;
+    let is_node = member.external.is_none() && !member.discovery.is_only_source;
     let site = member.site.as_ref().filter(|site| is_node && !site.internal.is_empty())?;
     Some(&site.location)
 }

@@ -48,7 +48,10 @@ mod transition;
 pub use entry::EntryRole;
 pub use gateways::{gateways, location};
 pub use locations::{TunnelRoute, Tunnels};
-pub use member::{Endpoints, External, Member, MemberRecord, Since, Source, Sources};
+pub use member::{
+    ByDiscovery, Endpoints, External, Keepalive, Member, MemberAddresses, MemberRecord, Since, Source,
+    Sources,
+};
 pub use merge::merge;
 pub use peer::PeerPlan;
 pub use plan::{Plan, plan};

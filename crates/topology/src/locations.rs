@@ -113,7 +113,7 @@ impl<'a> Location<'a> {
             holders.entry(address.prefix.addr()).or_default().insert(own);
         }
         let mut neighbours = BTreeMap::new();
-        let is_node = |member: &&Member| member.external.is_none() && !member.is_discovered;
+        let is_node = |member: &&Member| member.external.is_none() && !member.discovery.is_only_source;
         let nodes = members.iter().copied().filter(is_node);
         for member in nodes.filter(|member| member.name != own) {
             let Some(other) = member.site.as_ref().filter(|it| it.location == site.location) else {

@@ -102,7 +102,10 @@ impl MemberRecord {
         Self {
             source,
             age: Duration::ZERO,
-            member: Member { is_discovered: source.is_discovery(), ..Member::named(node) },
+            member: Member {
+                discovery: ByDiscovery { is_only_source: source.is_discovery(), needs_preshared_key: false },
+                ..Member::named(node)
+            },
         }
     }
 
@@ -130,32 +133,67 @@ pub struct Member {
     pub blocks: Vec<IpNet>,
     /// Networks of pods that another plugin gives addresses, as its Node object has them. Trusted, because no node may change them.
     pub pod_networks: Vec<IpNet>,
-    /// Its own addresses on the mesh. Trusted, because the controller gives each to one node; those of a member that only discovery
-    /// services know are what it says itself.
-    pub mesh_addresses: Vec<IpAddr>,
-    /// Addresses of its Node object of type InternalIP, in the order of the object; `None` where there is no such object.
-    pub addresses: Option<Vec<IpAddr>>,
+    /// Addresses that the cluster says are its own.
+    pub addresses: MemberAddresses,
     /// Where its WireGuard may be reached.
     pub endpoints: Endpoints,
-    /// Seconds between keepalives towards it; `None` takes the policy's, zero sends none.
-    pub persistent_keepalive: Option<u16>,
-    /// Whether it sends its keepalives whatever it receives, as Fairlead's embedded WireGuard does. The kernel's puts them off with
-    /// each packet it receives.
-    pub always_sends_keepalives: bool,
+    /// Keepalives between it and others.
+    pub keepalive: Keepalive,
     /// Where it is; `None` while the cluster does not say, which makes it a location of its own.
     pub site: Option<Site>,
     /// When it joined; `None` while the source does not know, which counts as just now.
     pub since: Option<Since>,
-    /// Only discovery services know it: its claims yield to those of all others.
-    pub is_discovered: bool,
-    /// It is a node of KubeSpan: its tunnels have the secret of the cluster as preshared key, and it answers no path probes and uses no
-    /// relay.
-    pub needs_preshared_key: bool,
+    /// Facts that follow from what discovery services tell.
+    pub discovery: ByDiscovery,
     /// Of a node: the Peers that name it as an entry node and have completed a handshake with it, with their key and the term that this
     /// node took then. Not trusted; [`crate::plan`] reads only those of nodes that the Peer names.
     pub entry_terms: BTreeMap<String, (PublicKey, u64)>,
     /// What only a member that is no node has; `None` for nodes.
     pub external: Option<External>,
+}
+
+/// Addresses of a member that it does not only claim.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct MemberAddresses {
+    /// Its own addresses on the mesh. Trusted, because the controller gives each to one node; those of a member that only discovery
+    /// services know are what it says itself.
+    pub mesh: Vec<IpAddr>,
+    /// Addresses of its Node object of type InternalIP, in the order of the object; `None` where there is no such object.
+    pub node: Option<Vec<IpAddr>>,
+}
+
+impl MemberAddresses {
+    /// Addresses of a node that has none on the mesh.
+    pub fn of_node(addresses: Vec<IpAddr>) -> Self {
+        Self { mesh: Vec::new(), node: Some(addresses) }
+    }
+}
+
+/// Keepalives between a member and others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Keepalive {
+    /// Seconds between keepalives towards it; `None` takes the policy's, zero sends none.
+    pub interval: Option<u16>,
+    /// Whether it sends its keepalives whatever it receives, as Fairlead's embedded WireGuard does. The kernel's puts them off with
+    /// each packet it receives.
+    pub always_sends: bool,
+}
+
+impl Keepalive {
+    /// Keepalives of a member that puts its own off.
+    pub fn every(interval: Option<u16>) -> Self {
+        Self { interval, always_sends: false }
+    }
+}
+
+/// Facts of a member that follow from what discovery services tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct ByDiscovery {
+    /// Only discovery services know it: its claims yield to those of all others.
+    pub is_only_source: bool,
+    /// It is a node of KubeSpan: its tunnels have the secret of the cluster as preshared key, and it answers no path probes and uses no
+    /// relay.
+    pub needs_preshared_key: bool,
 }
 
 /// A member outside of the cluster, which an administrator configured: its claims are prefixes, not only addresses of its own, and it
@@ -189,17 +227,14 @@ impl Member {
             claims: Vec::new(),
             blocks: Vec::new(),
             pod_networks: Vec::new(),
-            mesh_addresses: Vec::new(),
-            addresses: None,
+            addresses: MemberAddresses::default(),
             endpoints: Endpoints::default(),
-            persistent_keepalive: None,
-            always_sends_keepalives: false,
+            keepalive: Keepalive::default(),
             site: None,
             since: None,
             entry_terms: BTreeMap::new(),
             external: None,
-            is_discovered: false,
-            needs_preshared_key: false,
+            discovery: ByDiscovery::default(),
         }
     }
 

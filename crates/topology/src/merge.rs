@@ -28,7 +28,7 @@ pub fn merge(mut records: Vec<MemberRecord>) -> Vec<Member> {
 /// Adds what a record with less authority knows.
 fn complete(known: &mut Member, other: Member) {
     known.sources = known.sources | other.sources;
-    if other.is_discovered && !known.is_discovered {
+    if other.discovery.is_only_source && !known.discovery.is_only_source {
         let endpoints = Endpoints { discovered: other.endpoints.discovered, ..Endpoints::default() };
         return known.endpoints.complete(endpoints);
     }
@@ -42,13 +42,13 @@ fn complete(known: &mut Member, other: Member) {
     if known.pod_networks.is_empty() {
         known.pod_networks = other.pod_networks;
     }
-    if known.mesh_addresses.is_empty() {
-        known.mesh_addresses = other.mesh_addresses;
+    if known.addresses.mesh.is_empty() {
+        known.addresses.mesh = other.addresses.mesh;
     }
-    known.addresses = known.addresses.take().or(other.addresses);
+    known.addresses.node = known.addresses.node.take().or(other.addresses.node);
     known.endpoints.complete(other.endpoints);
-    known.persistent_keepalive = known.persistent_keepalive.or(other.persistent_keepalive);
-    known.always_sends_keepalives |= other.always_sends_keepalives;
+    known.keepalive.interval = known.keepalive.interval.or(other.keepalive.interval);
+    known.keepalive.always_sends |= other.keepalive.always_sends;
     if known.entry_terms.is_empty() {
         known.entry_terms = other.entry_terms;
     }
@@ -68,7 +68,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::member::{Since, Source};
+    use crate::member::{Keepalive, Since, Source};
 
     fn record(source: Source, age: u64, key: Option<u8>) -> MemberRecord {
         let mut record = MemberRecord::of_node(source, "n1");
@@ -106,11 +106,11 @@ mod tests {
     fn a_record_without_a_key_adds_to_that_with_one() {
         let mut blocks = record(Source::Local, 0, None);
         blocks.member.claims = vec![net("192.0.2.9/32")];
-        blocks.member.persistent_keepalive = Some(7);
+        blocks.member.keepalive.interval = Some(7);
         let mut peer = record(Source::Kubernetes, 5, Some(1));
         peer.member.claims = vec![net("192.0.2.1/32")];
         let merged = merge(vec![blocks, peer]).remove(0);
-        assert_eq!((merged.public_key.is_some(), merged.persistent_keepalive), (true, Some(7)));
+        assert_eq!((merged.public_key.is_some(), merged.keepalive.interval), (true, Some(7)));
         assert_eq!(merged.claims, [net("192.0.2.1/32")], "claims without a key count for nothing");
     }
 
@@ -121,15 +121,18 @@ mod tests {
         let mut found = record(Source::Discovery, 0, Some(2));
         found.member.claims = vec![net("192.0.2.9/32")];
         found.member.endpoints.discovered = vec![([192, 0, 2, 9], 1).into()];
-        found.member.persistent_keepalive = Some(1);
+        found.member.keepalive.interval = Some(1);
         let merged = merge(vec![found.clone(), blocks]).remove(0);
-        assert_eq!((merged.public_key, merged.claims, merged.is_discovered), (None, vec![], false));
-        assert_eq!((merged.blocks.len(), merged.persistent_keepalive), (1, None));
+        assert_eq!(
+            (merged.public_key, merged.claims, merged.discovery.is_only_source),
+            (None, vec![], false)
+        );
+        assert_eq!((merged.blocks.len(), merged.keepalive.interval), (1, None));
         assert_eq!(merged.endpoints.discovered, found.member.endpoints.discovered);
         let mut cached = record(Source::Cache, 0, Some(3));
         cached.member.endpoints.discovered = vec![([192, 0, 2, 9], 2).into()];
         let alone = merge(vec![cached, found]).remove(0);
-        assert_eq!((alone.public_key, alone.is_discovered), (Some(PublicKey([2; 32])), true));
+        assert_eq!((alone.public_key, alone.discovery.is_only_source), (Some(PublicKey([2; 32])), true));
         assert_eq!(alone.endpoints.discovered.len(), 2);
     }
 
@@ -163,7 +166,7 @@ mod tests {
             blocks in prop::collection::vec((0..4u8).prop_map(|block| net(&format!("10.0.{block}.0/24"))), 0..3),
             host in prop::collection::vec((1..4u16).prop_map(|port| ([192, 0, 2, 1], port).into()), 0..3),
             keepalive in prop::option::of(0..3u16),
-            always_sends_keepalives: bool,
+            always_sends: bool,
             created in prop::option::of(0..3i64),
         ) -> MemberRecord {
             let name = format!("n{name}");
@@ -176,8 +179,7 @@ mod tests {
                 claims,
                 blocks,
                 endpoints: Endpoints { host, ..Endpoints::default() },
-                persistent_keepalive: keepalive,
-                always_sends_keepalives,
+                keepalive: Keepalive { interval: keepalive, always_sends },
                 since: created.map(|created| Since { created, uid: String::new() }),
                 ..record.member
             };

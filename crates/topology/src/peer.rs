@@ -118,7 +118,7 @@ pub(crate) fn peer_plan(
         prefixes
     };
     let first = owners.first().and_then(|owner| ranked.get(*owner));
-    let keepalive = first.and_then(|member| member.persistent_keepalive).unwrap_or(policy.keepalive);
+    let keepalive = first.and_then(|member| member.keepalive.interval).unwrap_or(policy.keepalive);
     Some(PeerPlan {
         members: owners.iter().map(|owner| name(ranked, *owner)).collect(),
         allowed_ips: prefixes(&carriers.sent),

@@ -165,7 +165,8 @@ fn usable_keys(
         }
     }
     by_key.retain(|key, owners| {
-        let is_discovered = |owner: &usize| ranked.get(*owner).is_some_and(|member| member.is_discovered);
+        let is_discovered =
+            |owner: &usize| ranked.get(*owner).is_some_and(|member| member.discovery.is_only_source);
         let mut nodes: Vec<String> = owners.iter().map(|owner| name(ranked, *owner)).collect();
         let own = nodes.contains(&policy.own);
         if nodes.len() > 1 {

@@ -21,7 +21,7 @@ use ipnet::IpNet;
 
 use self::links::Links;
 use crate::locations::TunnelRoute;
-use crate::member::Member;
+use crate::member::{ByDiscovery, Keepalive, Member};
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
 use crate::prefixes;
@@ -200,15 +200,12 @@ fn is_planned_alike(before: Option<&Arc<Member>>, after: Option<&Arc<Member>>) -
         claims,
         blocks,
         pod_networks,
-        mesh_addresses,
         addresses,
         endpoints: _,
-        persistent_keepalive,
-        always_sends_keepalives: _,
+        keepalive: Keepalive { interval, always_sends: _ },
         site,
         since,
-        is_discovered,
-        needs_preshared_key: _,
+        discovery: ByDiscovery { is_only_source, needs_preshared_key: _ },
         entry_terms,
         external,
     } = &**before;
@@ -218,19 +215,18 @@ fn is_planned_alike(before: Option<&Arc<Member>>, after: Option<&Arc<Member>>) -
         && *claims == after.claims
         && *blocks == after.blocks
         && *pod_networks == after.pod_networks
-        && *mesh_addresses == after.mesh_addresses
         && *addresses == after.addresses
-        && *persistent_keepalive == after.persistent_keepalive
+        && *interval == after.keepalive.interval
         && *site == after.site
         && *since == after.since
-        && *is_discovered == after.is_discovered
+        && *is_only_source == after.discovery.is_only_source
         && *entry_terms == after.entry_terms
         && *external == after.external
 }
 
 /// Whether this node concerns the same members apart from those with its prefixes.
 fn is_placed_alike(before: &Member, after: &Member) -> bool {
-    let of = |member: &Member| (member.public_key, member.next_key, member.is_discovered);
+    let of = |member: &Member| (member.public_key, member.next_key, member.discovery.is_only_source);
     of(before) == of(after)
         && before.site == after.site
         && before.since == after.since

@@ -24,7 +24,7 @@ pub(crate) fn entries(
     policy: &Policy,
     problems: &mut BTreeSet<Problem>,
 ) -> Vec<Entry> {
-    let is_node = member.external.is_none() && !member.is_discovered;
+    let is_node = member.external.is_none() && !member.discovery.is_only_source;
     if !(policy.includes_pod_networks && is_node) || member.pod_networks.is_empty() {
         return Vec::new();
     }

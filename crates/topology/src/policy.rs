@@ -102,7 +102,8 @@ impl Policy {
 
     /// How strongly a member may claim a source address of egress gateways; `None` if it may not, or this is none.
     pub(crate) fn source_tier(&self, member: &Member, prefix: &IpNet) -> Option<Tier> {
-        let is_candidate = prefixes::is_host(prefix) && member.external.is_none() && !member.is_discovered;
+        let is_candidate =
+            prefixes::is_host(prefix) && member.external.is_none() && !member.discovery.is_only_source;
         let nodes = self.sources.get(&prefix.addr()).filter(|_| is_candidate)?;
         let is_holder = nodes.holder.as_ref() == Some(&member.name);
         if is_holder {
@@ -113,7 +114,7 @@ impl Policy {
 
     /// Whether an administrator lets the member have this prefix.
     pub(crate) fn is_granted(&self, member: &Member, prefix: &IpNet) -> bool {
-        let granted = self.grants.get(&member.name).filter(|_| !member.is_discovered);
+        let granted = self.grants.get(&member.name).filter(|_| !member.discovery.is_only_source);
         granted.is_some_and(|granted| granted.iter().any(|granted| granted.contains(prefix)))
     }
 }

@@ -61,7 +61,7 @@ impl<'a> Known<'a> {
         let mut granted: BTreeMap<IpNet, BTreeSet<&str>> = BTreeMap::new();
         for member in members {
             let holder = (member.name != own).then_some(member.name.as_str());
-            for address in member.addresses.iter().flatten() {
+            for address in member.addresses.node.iter().flatten() {
                 holders.entry(*address).or_default().insert(holder);
             }
             for prefix in &member.blocks {
@@ -83,7 +83,7 @@ impl<'a> Known<'a> {
         if let Some((address, _)) = self.holders.range(prefix.network()..=prefix.broadcast()).next() {
             return Err(Problem::BlockCoversNode { node: node(), prefix, address: *address });
         }
-        let Some(addresses) = &member.addresses else {
+        let Some(addresses) = &member.addresses.node else {
             return Err(Problem::NodeMissing { node: node() });
         };
         let (gateway, link) = self.next_hop(&member.name, addresses, prefix.addr().is_ipv6())?;

@@ -69,7 +69,7 @@ pub(crate) fn masqueraded(ranked: &[&Member], entries: &[Entry], policy: &Policy
 }
 
 fn networks(member: &Member) -> &[IpNet] {
-    let is_node = member.external.is_none() && !member.is_discovered;
+    let is_node = member.external.is_none() && !member.discovery.is_only_source;
     member.site.as_ref().filter(|_| is_node).map(|site| site.networks.as_slice()).unwrap_or_default()
 }
 

@@ -1,3 +1,5 @@
+use fairlead_topology::ByDiscovery;
+
 use super::*;
 
 fn key(byte: u8) -> PublicKey {
@@ -10,8 +12,8 @@ fn member(name: &str, byte: u8) -> Member {
 }
 
 fn record(source: Source, member: Member) -> MemberRecord {
-    let is_discovered = source.is_discovery();
-    MemberRecord { member: Member { is_discovered, ..member }, ..MemberRecord::of_node(source, "") }
+    let discovery = ByDiscovery { is_only_source: source.is_discovery(), ..member.discovery };
+    MemberRecord { member: Member { discovery, ..member }, ..MemberRecord::of_node(source, "") }
 }
 
 fn deletion(name: &str, byte: u8) -> Deletion {
@@ -164,7 +166,10 @@ fn revocation_ends_a_guard() {
 
 #[test]
 fn of_discovery_only_who_had_a_tunnel_is_guarded_and_whom_it_deleted_is_not() {
-    let found = Member { is_discovered: true, ..member("n1", 1) };
+    let found = Member {
+        discovery: ByDiscovery { is_only_source: true, needs_preshared_key: false },
+        ..member("n1", 1)
+    };
     let mut bed = Bed::new(vec![found.clone()], Session::Never);
     bed.step(Vec::new(), &[]);
     assert!(bed.guarded().is_empty());

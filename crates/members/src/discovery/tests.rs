@@ -66,7 +66,7 @@ fn what_several_services_tell_is_united() {
     assert_eq!((record.source, record.member.public_key), (Source::Discovery, Some(key(1))));
     assert_eq!(record.member.claims, [net("192.0.2.1/32")]);
     assert_eq!(record.member.endpoints.discovered.len(), 2);
-    assert!(record.member.is_discovered);
+    assert!(record.member.discovery.is_only_source);
 }
 
 #[test]
@@ -91,8 +91,8 @@ fn a_node_of_kubespan_needs_the_preshared_key_and_keeps_its_address_on_the_mesh(
     kubespan.exclude_advertised_addresses = vec![net("fd00::/8")];
     let told = read(&[service(&[talos, node("a", "n1", 1)], 1)], &[]);
     let member = |name: &str| &told.members[name].record.member;
-    assert_eq!(member("talos").mesh_addresses, kubespan_address());
-    assert!(member("talos").needs_preshared_key && !member("n1").needs_preshared_key);
+    assert_eq!(member("talos").addresses.mesh, kubespan_address());
+    assert!(member("talos").discovery.needs_preshared_key && !member("n1").discovery.needs_preshared_key);
 }
 
 fn kubespan_address() -> Vec<std::net::IpAddr> {
@@ -151,7 +151,7 @@ fn what_was_known_before_a_restart_stays_until_a_service_answers() {
     let mut memory = Memory::with_cached(vec![member], Some(saved));
     assert!(memory.update(&Told::default(), false, |_| false, |_| false, Instant::now()));
     let cached = memory.records().remove(0);
-    assert_eq!((cached.source, cached.member.is_discovered), (Source::Cache, true));
+    assert_eq!((cached.source, cached.member.discovery.is_only_source), (Source::Cache, true));
     assert_eq!(memory.untold(), [("n1".to_owned(), saved)].into());
     let told = read(&[service(&[node("a", "n1", 2)], 1)], &[]);
     memory.update(&told, true, |_| false, |_| false, Instant::now());

@@ -137,7 +137,7 @@ impl From<SavedSource> for SourceNodes {
 
 /// Members that only discovery services know are in another file.
 fn of_cluster(members: &[Arc<Member>]) -> impl Iterator<Item = &Member> {
-    members.iter().map(|member| &**member).filter(|member| !member.is_discovered)
+    members.iter().map(|member| &**member).filter(|member| !member.discovery.is_only_source)
 }
 
 /// What the mesh reads of this node's object.

@@ -55,7 +55,7 @@ impl SavedDepartures {
         });
         let missing = missing.values().map(|missing| SavedMissing {
             member: SavedMember::from(&missing.member),
-            is_discovered: missing.member.is_discovered,
+            is_discovered: missing.member.discovery.is_only_source,
             is_guarded: missing.is_guarded,
             until: until(missing.until),
         });
@@ -77,7 +77,8 @@ impl SavedDepartures {
             Ok((saved.name, Deleted { public_key: saved.public_key.parse()?, next_key, until }))
         });
         let missing = self.missing.into_iter().map(|saved| {
-            let member = Member { is_discovered: saved.is_discovered, ..Member::try_from(saved.member)? };
+            let mut member = Member::try_from(saved.member)?;
+            member.discovery.is_only_source = saved.is_discovered;
             let (is_guarded, until) = (saved.is_guarded, until(saved.until, GUARD));
             Ok((member.name.clone(), Missing { member, until, is_guarded }))
         });
@@ -88,14 +89,18 @@ impl SavedDepartures {
 #[cfg(test)]
 mod tests {
     use fairlead_keys::PublicKey;
+    use fairlead_topology::ByDiscovery;
 
     use super::*;
 
     #[test]
     fn what_is_guarded_and_deleted_outlives_a_reboot_and_a_clock_that_is_set_back() {
         let (now, wall) = (Instant::now(), Timestamp::now());
-        let member =
-            Member { public_key: Some(PublicKey([2; 32])), is_discovered: true, ..Member::named("n2") };
+        let member = Member {
+            public_key: Some(PublicKey([2; 32])),
+            discovery: ByDiscovery { is_only_source: true, needs_preshared_key: false },
+            ..Member::named("n2")
+        };
         let hour = Duration::from_secs(3600);
         let missing = Missing { member, until: now + hour, is_guarded: true };
         let deleted = Deleted {

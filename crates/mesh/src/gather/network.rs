@@ -50,7 +50,9 @@ impl MeshIdentity {
         let subnet = subnet.filter(|_| !self.is_in_cluster)?;
         let is_taken = |address: &IpAddr| {
             let mut others = members.iter().filter(|member| member.name != node);
-            others.any(|it| it.mesh_addresses.contains(address) && (!it.is_discovered || *it.name < *node))
+            others.any(|it| {
+                it.addresses.mesh.contains(address) && (!it.discovery.is_only_source || *it.name < *node)
+            })
         };
         let ids = self.interface_id.into_iter().chain([InterfaceId(id_of_key(&key.0))]);
         ids.map(|id| IpAddr::from(id.address_in(subnet))).find(|address| !is_taken(address))

@@ -289,11 +289,11 @@ impl InputReader {
         let Facts { mesh, node, mut members, api_server, services, sources, problems: of_members } = facts;
         if mesh.spec.discovery.is_none() {
             // What was known of discovery before counts no more.
-            members.retain(|member| !member.is_discovered);
+            members.retain(|member| !member.discovery.is_only_source);
         }
         let derived = self.network.mesh_identity.derived(&self.node, &public_key, &members);
         for own in members.iter_mut().filter(|member| member.name == self.node && derived.is_some()) {
-            own.mesh_addresses = derived.into_iter().collect();
+            own.addresses.mesh = derived.into_iter().collect();
         }
         // Those of this node come first: of a long list the end is left out, and peers may cause any number.
         let mut problems = Vec::new();
@@ -417,7 +417,7 @@ impl InputReader {
     fn own_record(&self, node: &Node, claims: &[IpAddr]) -> MemberRecord {
         let mut record = MemberRecord::of_node(Source::Local, &self.node);
         record.member.public_key = Some(self.network.mesh_identity.keys.borrow().public_key);
-        record.member.addresses = Some(nodes::addresses(node, nodes::INTERNAL));
+        record.member.addresses.node = Some(nodes::addresses(node, nodes::INTERNAL));
         record.member.pod_networks = NodeFacts::pod_cidrs_of(node);
         record.member.claims = claims.iter().copied().map(IpNet::from).collect();
         record

@@ -120,7 +120,7 @@ impl Inputs {
             (IpAddr::V4(_), _) => None,
             (IpAddr::V6(_), _) => IpNet::new(*address, 64).ok(),
         };
-        own.flat_map(|member| &member.mesh_addresses).filter_map(with_length).collect()
+        own.flat_map(|member| &member.addresses.mesh).filter_map(with_length).collect()
     }
 
     /// The addresses of the STUN servers: of a name those that the resolver prefers of either family.

@@ -199,7 +199,7 @@ fn known<'a>((inputs, desired): (&'a Inputs, &'a Desired)) -> Known<'a> {
 
 /// Addresses of pods and Services, and those of nodes on the mesh.
 fn cluster_addresses(inputs: &Inputs) -> PrefixSet {
-    let on_mesh = inputs.members.iter().flat_map(|member| &member.mesh_addresses);
+    let on_mesh = inputs.members.iter().flat_map(|member| &member.addresses.mesh);
     let on_mesh: Vec<IpNet> = on_mesh.copied().map(IpNet::from).collect();
     pod_prefixes(inputs).chain(&inputs.services).chain(&on_mesh).collect()
 }

@@ -50,8 +50,8 @@ impl GrantedAddresses {
 fn granted(inputs: &Inputs, host: &[IpAddr]) -> Vec<IpAddr> {
     let Some(grants) = inputs.settings.routing.grants.get(&inputs.node) else { return Vec::new() };
     let own = inputs.members.iter().find(|member| member.name == inputs.node);
-    let of_node = own.and_then(|own| own.addresses.as_deref()).unwrap_or_default();
-    let on_mesh = own.map(|own| own.mesh_addresses.as_slice()).unwrap_or_default();
+    let of_node = own.and_then(|own| own.addresses.node.as_deref()).unwrap_or_default();
+    let on_mesh = own.map(|own| own.addresses.mesh.as_slice()).unwrap_or_default();
     let is_granted = |address: &IpAddr| {
         grants.iter().any(|grant| grant.prefix_len() >= MIN_LENGTH && grant.contains(address))
     };
@@ -81,6 +81,8 @@ fn with_claims(inputs: &Inputs, granted: &[IpAddr]) -> Inputs {
 
 #[cfg(test)]
 mod tests {
+    use fairlead_topology::MemberAddresses;
+
     use super::*;
     use crate::plan::desired::tests::{inputs, member};
 
@@ -131,8 +133,9 @@ mod tests {
         let mut inputs = granting(&["10.0.0.0/8"]);
         inputs.own.claims.clear();
         for own in inputs.members.iter_mut().filter(|member| member.name == "node-0001") {
-            let (addresses, mesh_addresses) = (Some(vec![address("10.0.0.1")]), vec![address("10.99.0.1")]);
-            *own = Arc::new(Member { claims: vec![], addresses, mesh_addresses, ..Member::clone(own) });
+            let (node, mesh) = (Some(vec![address("10.0.0.1")]), vec![address("10.99.0.1")]);
+            let addresses = MemberAddresses { mesh, node };
+            *own = Arc::new(Member { claims: vec![], addresses, ..Member::clone(own) });
         }
         let inputs = Arc::new(inputs);
         let host = ["10.0.0.1", "10.99.0.1"].map(address);

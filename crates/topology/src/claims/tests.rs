@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use fairlead_keys::PublicKey;
 
 use super::*;
-use crate::member::Since;
+use crate::member::{ByDiscovery, MemberAddresses, Since};
 use crate::plan::{Plan, plan};
 use crate::policy::{Reserved, SourceNodes};
 
@@ -19,7 +19,10 @@ fn node(name: &str, number: u8, claims: &[&str], addresses: Option<&[&str]>) -> 
         public_key: Some(PublicKey([number; 32])),
         since: Some(Since { created: number.into(), uid: name.to_owned() }),
         claims: claims.iter().copied().map(net).collect(),
-        addresses: addresses.map(|addresses| addresses.iter().map(address).collect()),
+        addresses: MemberAddresses {
+            mesh: Vec::new(),
+            node: addresses.map(|addresses| addresses.iter().map(address).collect()),
+        },
         ..Member::named(name)
     }
 }
@@ -61,7 +64,10 @@ fn an_address_that_the_node_does_not_have_is_no_part_of_the_mesh() {
 #[test]
 fn a_member_that_only_discovery_knows_takes_no_address_that_others_need() {
     let claims = ["192.0.2.2/32", "192.168.1.1/32", "10.96.0.10/32", "203.0.113.1/32"];
-    let told = Member { is_discovered: true, ..node("told", 2, &claims, None) };
+    let told = Member {
+        discovery: ByDiscovery { is_only_source: true, needs_preshared_key: false },
+        ..node("told", 2, &claims, None)
+    };
     let policy = Policy {
         reserved: Reserved {
             hosts: vec![net("192.168.1.1/32"), net("203.0.113.1/32")],
@@ -84,13 +90,20 @@ fn a_member_that_only_discovery_knows_takes_no_address_that_others_need() {
 fn an_address_on_the_mesh_is_that_of_the_node_which_the_controller_gave_it() {
     let address = "fd7f:175a:b97c:5602::3";
     let thief = node("thief", 2, &["fd7f:175a:b97c:5602::3/128"], Some(&[address]));
-    let victim = Member { mesh_addresses: vec![address.parse().unwrap()], ..node("victim", 3, &[], None) };
+    let victim = Member {
+        addresses: MemberAddresses { mesh: vec![address.parse().unwrap()], node: None },
+        ..node("victim", 3, &[], None)
+    };
     let members = [own(), thief, victim.clone()];
     let planned = plan(&members, &Policy::new("a"));
     assert_eq!((allowed(&planned, 2).len(), allowed(&planned, 3)), (0, vec![format!("{address}/128")]));
     assert_eq!(planned.targets_ipv6, [format!("{address}/128").parse().unwrap()]);
     // Of what only discovery services know nothing is believed that another member has.
-    let told = Member { is_discovered: true, public_key: Some(PublicKey([4; 32])), ..victim.clone() };
+    let told = Member {
+        discovery: ByDiscovery { is_only_source: true, needs_preshared_key: false },
+        public_key: Some(PublicKey([4; 32])),
+        ..victim.clone()
+    };
     let told = Member { name: "discovery/x".to_owned(), ..told };
     let planned = plan(&[own(), victim, told], &Policy::new("a"));
     assert_eq!((allowed(&planned, 3).len(), allowed(&planned, 4).len()), (1, 0));
@@ -185,7 +198,7 @@ fn a_granted_range_goes_before_other_ranges_and_after_addresses() {
 fn of_discovered_members_the_smaller_identifier_wins() {
     let discovered = |name: &str, number, id: &str, claims: &[&str]| Member {
         since: Some(Since { created: i64::MAX, uid: id.to_owned() }),
-        is_discovered: true,
+        discovery: ByDiscovery { is_only_source: true, needs_preshared_key: false },
         ..node(name, number, claims, None)
     };
     let members = [

@@ -2,7 +2,7 @@ use ipnet::IpNet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::member::External;
+use crate::member::{ByDiscovery, External};
 use crate::plan::{Plan, plan};
 use crate::site::{InternalAddress, OwnAddress};
 
@@ -84,7 +84,10 @@ fn gateways_are_ordered_as_administrators_want_then_by_public_address_then_by_na
         leader(node(4, 0), true, true),
         alone(leader(node(5, 0), true, true)),
         Member { public_key: None, ..leader(node(6, 0), true, true) },
-        Member { is_discovered: true, ..leader(node(7, 0), true, true) },
+        Member {
+            discovery: ByDiscovery { is_only_source: true, needs_preshared_key: false },
+            ..leader(node(7, 0), true, true)
+        },
         node(9, 1),
         node(8, 1),
     ];

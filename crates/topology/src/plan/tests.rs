@@ -4,7 +4,7 @@ use fairlead_keys::PublicKey;
 use ipnet::IpNet;
 
 use super::*;
-use crate::member::Since;
+use crate::member::{ByDiscovery, Keepalive, Since};
 
 mod properties;
 
@@ -56,7 +56,7 @@ fn three_nodes_become_two_peers_and_a_merged_cover() {
 
 #[test]
 fn the_keepalive_a_member_asks_for_is_taken() {
-    let phone = Member { persistent_keepalive: Some(0), ..member("phone", 2, &["10.9.0.2/32"], &[]) };
+    let phone = Member { keepalive: Keepalive::every(Some(0)), ..member("phone", 2, &["10.9.0.2/32"], &[]) };
     assert_eq!(plan(&[phone], &Policy::new("a")).peers[&key(2)].keepalive, 0);
 }
 
@@ -383,7 +383,7 @@ fn holes_are_cut_out_of_a_prefix() {
 #[test]
 fn what_only_discovery_knows_yields_to_all_others() {
     let discovered = |name: &str, number: u32, claims: &[&str]| Member {
-        is_discovered: true,
+        discovery: ByDiscovery { is_only_source: true, needs_preshared_key: false },
         since: None,
         ..member(name, number, claims, &[])
     };

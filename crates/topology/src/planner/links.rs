@@ -144,7 +144,7 @@ pub(super) fn prefixes(member: &Member, policy: &Policy) -> impl Iterator<Item =
         prefix.prefix_len() >= MIN_LENGTH || member.name == policy.own || policy.is_granted(member, prefix)
     };
     let named = named.chain(networks).map(IpNet::trunc).filter(move |prefix| counts(prefix));
-    let on_mesh = member.mesh_addresses.iter().copied().map(IpNet::from);
+    let on_mesh = member.addresses.mesh.iter().copied().map(IpNet::from);
     named.chain(member.blocks.iter().map(IpNet::trunc)).chain(on_mesh)
 }
 

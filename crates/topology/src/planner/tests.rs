@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use proptest::prelude::*;
 
 use super::*;
-use crate::member::{External, Since};
+use crate::member::{ByDiscovery, External, Keepalive, MemberAddresses, Since};
 use crate::policy::Reserved;
 use crate::site::{Encapsulation, InternalAddress, OwnAddress, Site};
 
@@ -79,9 +79,11 @@ prop_compose! {
         Member {
             public_key: keys.0.map(key),
             next_key: keys.1.map(key),
-            claims, blocks, pod_networks, mesh_addresses, addresses, persistent_keepalive, site,
+            claims, blocks, pod_networks, site,
+            addresses: MemberAddresses { mesh: mesh_addresses, node: addresses },
+            keepalive: Keepalive::every(persistent_keepalive),
             since: created.map(|created| Since { created, uid: String::new() }),
-            is_discovered: is_discovered && number != 0,
+            discovery: ByDiscovery { is_only_source: is_discovered && number != 0, needs_preshared_key: false },
             external,
             entry_terms: terms.into_iter().collect(),
             ..Member::named(name)

@@ -2,6 +2,7 @@ use fairlead_keys::PublicKey;
 use ipnet::IpNet;
 
 use super::*;
+use crate::member::{ByDiscovery, MemberAddresses};
 use crate::plan::{Plan, plan};
 use crate::policy::Reserved;
 use crate::problem::Refusal;
@@ -20,7 +21,7 @@ fn node(number: u8) -> Member {
     Member {
         public_key: Some(PublicKey([number; 32])),
         claims: vec![address],
-        addresses: Some(vec![address.addr()]),
+        addresses: MemberAddresses::of_node(vec![address.addr()]),
         pod_networks: vec![net(&format!("10.244.{number}.0/24"))],
         ..Member::named(format!("n{number}"))
     }
@@ -65,7 +66,7 @@ fn no_claim_takes_an_address_of_another_node_s_pods() {
     let mut thief = node(3);
     thief.claims.push(net("10.244.2.5/32"));
     thief.claims.push(net("10.244.0.0/16"));
-    thief.addresses.get_or_insert_default().push("10.244.2.5".parse().unwrap());
+    thief.addresses.node.get_or_insert_default().push("10.244.2.5".parse().unwrap());
     let planned = plan(&[node(1), node(2), thief.clone()], &policy("n1"));
     assert_eq!(allowed(&planned, 2), nets(&["10.244.2.0/24", "192.0.2.2/32"]));
     let taken: PrefixSet = allowed(&planned, 3).iter().collect();
@@ -128,7 +129,8 @@ fn what_is_reserved_or_too_wide_is_left_out() {
 #[test]
 fn packets_to_pods_of_a_node_without_a_key_are_dropped_and_discovery_names_no_networks() {
     let keyless = Member { public_key: None, ..node(2) };
-    let told = Member { is_discovered: true, ..node(3) };
+    let told =
+        Member { discovery: ByDiscovery { is_only_source: true, needs_preshared_key: false }, ..node(3) };
     let planned = plan(&[node(1), keyless, told], &policy("n1"));
     assert!(is_target(&planned, "10.244.2.1") && !is_target(&planned, "10.244.3.1"));
     assert!(planned.problems.iter().any(|it| it.reason() == "NotPublished"));

@@ -3,7 +3,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::member::{MemberRecord, Source};
+use crate::member::{MemberAddresses, MemberRecord, Source};
 use crate::merge::merge;
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
@@ -15,7 +15,7 @@ fn own(link: u32, prefix: &str) -> OwnAddress {
 /// A node with a Node object.
 fn node(name: &str, addresses: &[&str]) -> Member {
     let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
-    Member { addresses: Some(addresses), ..Member::named(name) }
+    Member { addresses: MemberAddresses::of_node(addresses), ..Member::named(name) }
 }
 
 /// An AddressBlock of a node.
@@ -151,7 +151,7 @@ proptest! {
         let networks: Vec<_> = networks.into_iter().map(|(link, prefix)| OwnAddress { link, prefix }).collect();
         let nodes: Vec<_> = nodes
             .into_iter()
-            .map(|(name, addresses)| Member { addresses: Some(addresses), ..Member::named(name) })
+            .map(|(name, addresses)| Member { addresses: MemberAddresses::of_node(addresses), ..Member::named(name) })
             .collect();
         let blocks: Vec<_> = blocks
             .into_iter()
@@ -162,11 +162,11 @@ proptest! {
         for route in &found.routes {
             prop_assert!(route.node != "a");
             prop_assert_eq!(route.gateway.is_ipv4(), route.destination.addr().is_ipv4());
-            let holders: Vec<_> = nodes.iter().filter(|node| node.addresses.iter().flatten().any(|it| *it == route.gateway)).collect();
+            let holders: Vec<_> = nodes.iter().filter(|node| node.addresses.node.iter().flatten().any(|it| *it == route.gateway)).collect();
             prop_assert!(holders.len() == 1 && holders[0].name == route.node);
             prop_assert!(networks.iter().any(|own| own.link == route.link && own.prefix.contains(&route.gateway)));
             prop_assert!(!networks.iter().any(|own| route.destination.contains(&own.prefix.addr())));
-            prop_assert!(!nodes.iter().flat_map(|it| it.addresses.iter().flatten()).any(|it| route.destination.contains(it)));
+            prop_assert!(!nodes.iter().flat_map(|it| it.addresses.node.iter().flatten()).any(|it| route.destination.contains(it)));
             let owners: BTreeSet<_> = blocks
                 .iter()
                 .filter(|block| block.blocks.iter().any(|prefix| prefix.trunc() == route.destination))

@@ -1,6 +1,6 @@
 use fairlead_keys::PublicKey;
 
-use crate::member::Member;
+use crate::member::{Member, MemberAddresses};
 use crate::plan::{Plan, plan};
 use crate::policy::{Policy, Reserved};
 use crate::problem::{Problem, Refusal};
@@ -20,7 +20,7 @@ fn node(number: u8, location: u8, networks: &[&str]) -> Member {
     Member {
         public_key: Some(PublicKey([number; 32])),
         claims: vec![IpNet::from(address)],
-        addresses: Some(vec![address]),
+        addresses: MemberAddresses::of_node(vec![address]),
         blocks: vec![net(&format!("10.64.{number}.0/24"))],
         site: Some(Site { location: format!("l{location}"), internal, networks, ..Site::default() }),
         ..Member::named(format!("n{number}"))
@@ -133,7 +133,7 @@ fn everything_takes_a_grant_and_members_without_a_node_lead_to_nothing() {
     assert_eq!(granted.problems, []);
 
     let mut discovered = members(&["10.9.0.0/16"]);
-    discovered[2].is_discovered = true;
+    discovered[2].discovery.is_only_source = true;
     assert_eq!(next(&plan(&discovered, &Policy::new("n1")), "10.9.0.0/16"), None);
 }
 

@@ -43,7 +43,7 @@ fn unsaved() -> Unsaved {
     third.endpoints.manual = "gate.example:51820".parse().ok();
     third.endpoints.sightings.insert("node-0002".to_owned(), (key(2), "198.51.100.2:9".parse().unwrap()));
     third.since = Some(Since { created: 7, uid: "u".to_owned() });
-    third.persistent_keepalive = Some(11);
+    third.keepalive.interval = Some(11);
     third.endpoints.is_nat_symmetric = true;
     third.endpoints.is_nat_port_restricted = true;
     third.endpoints.birthday_attack = Some(false);

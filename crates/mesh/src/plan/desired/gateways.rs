@@ -59,7 +59,7 @@ pub(super) fn desired(inputs: &Inputs, plan: &Plan) -> BTreeMap<PublicKey, Desir
         let own = peer.members.iter().filter_map(|name| members.get(name.as_str()));
         let addresses = |member: &&Arc<Member>| -> Vec<IpAddr> {
             let claims = member.claims.iter().map(IpNet::addr);
-            claims.chain(member.mesh_addresses.iter().copied()).collect()
+            claims.chain(member.addresses.mesh.iter().copied()).collect()
         };
         let own: BTreeSet<IpAddr> = own.flat_map(addresses).collect();
         let hosts = peer.allowed_ips.iter().filter(|prefix| is_host(prefix)).map(IpNet::addr);

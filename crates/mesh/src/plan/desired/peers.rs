@@ -63,7 +63,8 @@ impl View<'_> {
             planned.members.iter().filter_map(|name| named(self.inputs, name)).collect();
         let is_node = members.iter().all(|member| {
             // Without the secret a node of KubeSpan would lose the session that it has.
-            member.external.is_none() && (!member.needs_preshared_key || self.inputs.cluster.is_some())
+            member.external.is_none()
+                && (!member.discovery.needs_preshared_key || self.inputs.cluster.is_some())
         });
         if !is_node {
             return None;
@@ -128,7 +129,7 @@ fn named<'a>(inputs: &'a Inputs, name: &str) -> Option<&'a Member> {
 
 /// Whether the tunnel to members with one key is one of KubeSpan. One that copied the key of a node of Fairlead changes nothing for it.
 fn is_kubespan(members: &[&Member]) -> bool {
-    !members.is_empty() && members.iter().all(|member| member.needs_preshared_key)
+    !members.is_empty() && members.iter().all(|member| member.discovery.needs_preshared_key)
 }
 
 /// What members with one key publish of their NAT. A member that copied the key must not make others try ports.
@@ -167,10 +168,10 @@ fn interleaved(lists: Vec<Vec<Candidate>>) -> Vec<Candidate> {
 /// it then publishes; zero is none.
 fn silence(inputs: &Inputs, members: &[&Member]) -> Option<Duration> {
     let own = inputs.own.keepalive.map_or(KEEPALIVE.as_secs(), u64::from);
-    let theirs = members.iter().filter_map(|member| member.persistent_keepalive).map(u64::from);
+    let theirs = members.iter().filter_map(|member| member.keepalive.interval).map(u64::from);
     let intervals: Vec<u64> = theirs.chain([own]).collect();
     let slowest = intervals.iter().max().filter(|_| !intervals.contains(&0))?;
-    let sends_always = members.iter().all(|member| member.always_sends_keepalives);
+    let sends_always = members.iter().all(|member| member.keepalive.always_sends);
     let least = if sends_always { MIN_SILENCE } else { MIN_SILENCE_OF_KERNEL };
     // Two keepalives and a margin.
     Some(Duration::from_secs(slowest.saturating_mul(2).saturating_add(10)).max(least))

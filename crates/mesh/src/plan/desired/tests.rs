@@ -10,7 +10,10 @@ use fairlead_members::settings::{
 };
 use fairlead_path::{BirthdayPolicy, StunAnswer};
 use fairlead_port_mapping::task::PortMappings;
-use fairlead_topology::{Endpoints, InternalAddress, Member, MemberRecord, OwnAddress, Site, Source, merge};
+use fairlead_topology::{
+    ByDiscovery, Endpoints, InternalAddress, Keepalive, Member, MemberAddresses, MemberRecord, OwnAddress,
+    Site, Source, merge,
+};
 use ipnet::Ipv4Net;
 
 use super::*;
@@ -208,8 +211,8 @@ fn endpoints_of_a_copied_key_displace_none_of_its_owner() {
 
 #[test]
 fn how_long_a_peer_may_be_silent_follows_from_both_keepalives() {
-    let silence_of = |always_sends_keepalives: bool, own: Option<u16>, theirs: u16| {
-        let peer = Member { persistent_keepalive: Some(theirs), always_sends_keepalives, ..member(2) };
+    let silence_of = |always_sends: bool, own: Option<u16>, theirs: u16| {
+        let peer = Member { keepalive: Keepalive { interval: Some(theirs), always_sends }, ..member(2) };
         let mut inputs = inputs([member(1), peer]);
         inputs.own.keepalive = own;
         Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default()).peers[&key(2)]
@@ -230,7 +233,7 @@ fn how_long_a_peer_may_be_silent_follows_from_both_keepalives() {
 fn the_keepalive_of_this_node_s_annotation_is_that_of_all_its_peers() {
     let keepalives = |keepalive| {
         let members = [(2, Some(25)), (3, Some(0)), (4, None)];
-        let members = members.map(|(n, theirs)| Member { persistent_keepalive: theirs, ..member(n) });
+        let members = members.map(|(n, theirs)| Member { keepalive: Keepalive::every(theirs), ..member(n) });
         let mut inputs = inputs([member(1)].into_iter().chain(members));
         inputs.own.keepalive = keepalive;
         let desired = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default());
@@ -357,9 +360,13 @@ fn neighbours_in_the_location_are_reached_without_the_tunnel_where_the_mesh_asks
 fn addresses_on_the_mesh_are_on_the_device_and_no_endpoint_is_in_them() {
     let addresses: Vec<IpAddr> =
         ["fd7f:175a:b97c:5602::1", "100.64.0.1"].map(|text| text.parse().unwrap()).into();
-    let mut peer = Member { mesh_addresses: vec!["fd7f:175a:b97c:5602::2".parse().unwrap()], ..member(2) };
+    let mut peer = Member {
+        addresses: MemberAddresses { mesh: vec!["fd7f:175a:b97c:5602::2".parse().unwrap()], node: None },
+        ..member(2)
+    };
     peer.endpoints.reflexive = vec!["[fd7f:175a:b97c:5602::2]:51820".parse().unwrap()];
-    let mut inputs = inputs([Member { mesh_addresses: addresses, ..member(1) }, peer]);
+    let mut inputs =
+        inputs([Member { addresses: MemberAddresses { mesh: addresses, node: None }, ..member(1) }, peer]);
     inputs.settings.mesh_ipv4 = "100.64.0.0/16".parse().ok();
     let desired = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default());
     let on_device: Vec<String> = desired
@@ -383,7 +390,8 @@ fn addresses_on_the_mesh_are_on_the_device_and_no_endpoint_is_in_them() {
 
 #[test]
 fn a_node_of_kubespan_has_the_secret_as_preshared_key_and_no_relay() {
-    let talos = Member { needs_preshared_key: true, is_discovered: true, ..member(2) };
+    let talos =
+        Member { discovery: ByDiscovery { is_only_source: true, needs_preshared_key: true }, ..member(2) };
     let mut inputs = inputs([member(1), member(3)]);
     inputs.members.insert(1, Arc::new(talos));
     let planned =

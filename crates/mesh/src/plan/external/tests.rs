@@ -14,7 +14,7 @@ fn laptop(endpoint: Option<&str>) -> Member {
     let mut laptop = Member::of_peer("laptop");
     laptop.public_key = Some(key(LAPTOP));
     laptop.claims = vec!["10.9.0.1/32".parse().unwrap()];
-    laptop.persistent_keepalive = Some(0);
+    laptop.keepalive.interval = Some(0);
     laptop.endpoints.manual = endpoint.map(|text| text.parse().unwrap());
     laptop.external = Some(External { preshared_key: Some(PresharedKey([3; 32])), ..External::default() });
     laptop

@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::member::{MemberRecord, Source};
+use crate::member::{ByDiscovery, MemberAddresses, MemberRecord, Source};
 use crate::merge::merge;
 
 /// Few addresses, so that everything collides with everything.
@@ -34,7 +34,7 @@ prop_compose! {
             claims: claims.into_iter().chain(addresses.iter().flatten().copied().map(IpNet::from)).collect(),
             blocks,
             pod_networks,
-            addresses,
+            addresses: MemberAddresses { mesh: Vec::new(), node: addresses },
             ..member(&format!("n{name}"), 0, &[], &[])
         }
     }
@@ -119,7 +119,7 @@ fn named<'a>(members: &'a [Member], policy: &Policy) -> Vec<Named<'a>> {
         let claims = member.claims.iter().map(IpNet::trunc).filter(|_| member.public_key.is_some());
         for claim in claims {
             let granted = policy.is_granted(member, &claim);
-            let of_node = member.addresses.as_ref().map(|addresses| addresses.contains(&claim.addr()));
+            let of_node = member.addresses.node.as_ref().map(|addresses| addresses.contains(&claim.addr()));
             let is_host = prefixes::is_host(&claim);
             let is_refused = claim.prefix_len() < 8 || (is_host && of_node == Some(false));
             if is_refused && !granted && !own {
@@ -221,7 +221,7 @@ proptest! {
         let known = cluster.into_iter().map(|member| record(Source::Kubernetes, member));
         let known: Vec<MemberRecord> = known.collect();
         let lies = lies.into_iter().filter(|member| member.name != "n0").map(|member| {
-            let told = Member { is_discovered: true, blocks: Vec::new(), since: None, ..member };
+            let told = Member { discovery: ByDiscovery { is_only_source: true, needs_preshared_key: false }, blocks: Vec::new(), since: None, ..member };
             record(Source::Discovery, told)
         });
         let policy = Policy { held, includes_pod_networks: true, ..Policy::new("n0") };

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use fairlead_topology::{InternalAddress, Site};
+use fairlead_topology::{ByDiscovery, InternalAddress, Keepalive, MemberAddresses, Site};
 use serde_json::Value;
 
 use super::*;
@@ -20,8 +20,10 @@ fn full() -> Member {
         claims: vec!["10.0.0.2/32".parse().unwrap(), "2001:db8::2/128".parse().unwrap()],
         blocks: vec!["10.244.2.0/27".parse().unwrap()],
         pod_networks: vec!["10.245.2.0/24".parse().unwrap()],
-        mesh_addresses: vec!["fd00::2".parse().unwrap()],
-        addresses: Some(vec!["10.0.0.2".parse().unwrap()]),
+        addresses: MemberAddresses {
+            mesh: vec!["fd00::2".parse().unwrap()],
+            node: Some(vec!["10.0.0.2".parse().unwrap()]),
+        },
         endpoints: Endpoints {
             manual: "gate.example:51820".parse().ok(),
             preferred: "203.0.113.2:7".parse().ok(),
@@ -34,8 +36,7 @@ fn full() -> Member {
             filter: None,
             birthday_attack: Some(true),
         },
-        persistent_keepalive: Some(11),
-        always_sends_keepalives: true,
+        keepalive: Keepalive { interval: Some(11), always_sends: true },
         site: Some(Site {
             location: "office".to_owned(),
             internal: [("192.168.1.10", Some(24)), ("fd00:1::10", None)]
@@ -47,7 +48,7 @@ fn full() -> Member {
         }),
         since: Some(Since { created: 7, uid: "u".to_owned() }),
         entry_terms: [("laptop".to_owned(), (key(4), 3))].into(),
-        needs_preshared_key: true,
+        discovery: ByDiscovery { is_only_source: false, needs_preshared_key: true },
         ..Member::named("node-0002")
     }
 }
@@ -56,7 +57,8 @@ fn departures(now: Instant) -> Departures {
     let hour = Duration::from_secs(3600);
     let deleted = |next_key| Deleted { public_key: key(5), next_key, until: now + 2 * hour };
     let deleted = [("node-0005", deleted(Some(key(55)))), ("node-0006", deleted(None))];
-    let gone = Member { is_discovered: true, ..member(7) };
+    let gone =
+        Member { discovery: ByDiscovery { is_only_source: true, needs_preshared_key: false }, ..member(7) };
     let missing = Missing { member: gone, until: now + hour, is_guarded: true };
     Departures::restored(
         deleted.map(|(name, deleted)| (name.to_owned(), deleted)).into(),

@@ -66,7 +66,7 @@ fn take(inputs: &mut Inputs, step: Step) {
     match step {
         Step::Block(node, block) => change(inputs, node, |member| member.blocks = vec![net(block)]),
         Step::Configure(node, keepalive, birthday) => change(inputs, node, |member| {
-            member.persistent_keepalive = keepalive;
+            member.keepalive.interval = keepalive;
             member.endpoints.birthday_attack = birthday;
         }),
         Step::Externalize(node, is_external) => change(inputs, node, |it| {
