@@ -1,8 +1,8 @@
 //! Egress NAT of a node: its pods that use egress gateways, and the source addresses of gateways that run on it.
 //!
 //! * [`objects`] and [`inputs`]: what is watched: Egresses, and once there is a client pod their Services.
-//! * [`intent`]: what is to be done with a pod, by [`fairlead_egress::client::plan`]. Pure; [`fairlead_egress::problem`] says why it does not get
-//!   what it asks for.
+//! * [`intent`]: attachments as [`fairlead_egress::client`] decides by them; [`fairlead_egress::problem`] says why a pod does not get what it
+//!   asks for.
 //! * [`pod_egress`]: what all that follows shares. [`gateways`] is what it asks of the registrar.
 //! * [`kernel`] and [`programs`]: bring a network namespace to it, with BPF programs that are loaded before a pod needs them.
 //! * [`sandboxes`]: where the namespaces are. [`reconciler`]: keeps running pods current, and repairs what others change.

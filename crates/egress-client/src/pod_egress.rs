@@ -7,6 +7,7 @@ use fairlead_cluster::caches::Cache;
 use fairlead_cluster::events::{EventPublisher, PendingEvent, pod_reference};
 use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
+use fairlead_egress::client::intent::Knowledge;
 use fairlead_egress::client::plan::Cluster;
 use fairlead_ipam::Key;
 use fairlead_pods::container_locks::ContainerLocks;
@@ -14,7 +15,7 @@ use fairlead_pods::ipam::Ipam;
 
 use super::gateways::Gateways;
 use super::inputs::Inputs;
-use super::intent::{self, Knowledge};
+use super::intent;
 use super::metrics::EgressMetrics;
 use super::problems::EgressProblems;
 use super::programs::ProgramStock;

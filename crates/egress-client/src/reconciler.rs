@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
+use fairlead_egress::client::intent::{Intent, intent};
 use fairlead_egress::client::plan::{Cluster, desired};
 use fairlead_egress::problem::{EgressProblem, EgressReason};
 use fairlead_ipam::Key;
@@ -28,7 +29,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use self::job::{Job, Work};
 use self::pods::Pods;
 use super::annotations::egress_annotations;
-use super::intent::{Intent, annotations, intent};
+use super::intent::{annotations, attachment};
 use super::kernel::{self, Place};
 use super::pod_egress::PodEgress;
 use super::sandboxes::{self, Sandbox};
@@ -261,7 +262,7 @@ impl PodEgress {
                     _ if !deps.pods.is_ready() => Intent::Unknown,
                     // The pod was deleted, and its sandbox is not gone yet.
                     Some(before) if *before != Intent::Unknown => before.clone(),
-                    _ => intent(sandbox, pod, self.knowledge(sandbox, pod, cluster.as_deref())),
+                    _ => intent(&attachment(sandbox, pod), self.knowledge(sandbox, pod, cluster.as_deref())),
                 };
                 (key.clone(), intent)
             })

@@ -16,6 +16,7 @@
 //!
 //! [`plan`] computes them; where it fails, the pod must not start, as its packets would leave by `eth0`.
 
+pub mod intent;
 mod link;
 pub mod plan;
 mod problem;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
+use fairlead_egress::client::intent::Intent;
 use fairlead_egress::client::plan::{Desired, Plan};
 use fairlead_egress::problem::{EgressProblem, EgressReason};
 use fairlead_ipam::Key;
@@ -14,7 +15,6 @@ use fairlead_limits::Backoff;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use super::super::intent::Intent;
 use super::super::sandboxes::Sandbox;
 use super::job::{Job, Work};
 
