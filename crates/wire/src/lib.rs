@@ -5,7 +5,7 @@
 //! are generated from `proto/` at build time, without `protoc`. Only the encoding of a CNI error in a gRPC status is written
 //! by hand: it must be byte for byte that of Coil's Go programs, because programs of both run on one node during an upgrade.
 //!
-//! [`probe`], [`relay`] and [`stun`], and [`http`] for responses of servers of others, are sans-I/O codecs.
+//! [`probe`], [`relay`] and [`stun`], and [`http`] for heads of messages and answers of servers of others, are sans-I/O codecs.
 //! [`discovery`] is the Sidero discovery protocol: its gRPC service, and what its clients encrypt.
 //! [`etcd`] is what our discovery server calls of etcd.
 //! [`egress`] is how node programs register clients at the gateways of an Egress, [`egress_peers`] is what these gateways tell each other.
