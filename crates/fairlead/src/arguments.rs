@@ -5,14 +5,10 @@ pub(crate) mod connect;
 pub(crate) mod controller;
 pub(crate) mod discovery;
 pub(crate) mod egress;
+pub(crate) mod egress_queries;
 pub(crate) mod node;
-pub(crate) mod peer;
-pub(crate) mod peers;
-pub(crate) mod queries;
 pub(crate) mod relay;
 pub(crate) mod standalone;
-pub(crate) mod uninstall;
-mod value_parsers;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -20,21 +16,23 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
+use fairlead_cli::arguments::peer::PeerCommand;
+use fairlead_cli::arguments::peers::ShowconfCommand;
+use fairlead_cli::arguments::queries::{
+    ConnectivityCommand, GraphArguments, IpamCommand, KeyCommand, NetcheckArguments, PingArguments,
+    StatusArguments,
+};
+use fairlead_cli::arguments::uninstall::UninstallArguments;
+use fairlead_cli::install::InstallArguments;
 
 use self::connect::ConnectArguments;
 use self::controller::ControllerArguments;
 use self::discovery::DiscoveryArguments;
 use self::egress::{EgressControllerArguments, EgressGatewayArguments};
+use self::egress_queries::EgressCommand;
 use self::node::NodeArguments;
-use self::peer::PeerCommand;
-use self::peers::ShowconfCommand;
-use self::queries::{
-    ConnectivityCommand, EgressCommand, GraphArguments, IpamCommand, KeyCommand, NetcheckArguments,
-    PingArguments, StatusArguments,
-};
 use self::relay::RelayArguments;
-use self::uninstall::UninstallArguments;
-use crate::install::{CleanupArguments, InstallArguments};
+use crate::cleanup::CleanupArguments;
 use crate::logging::{LogFormat, LogLevel};
 
 /// A Kubernetes network across clouds, homes and data centres.

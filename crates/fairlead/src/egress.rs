@@ -13,8 +13,9 @@ mod who;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use crate::arguments::queries::EgressCommand;
-use crate::query::current_thread;
+use fairlead_cli::query::current_thread;
+
+use crate::arguments::egress_queries::EgressCommand;
 
 /// Runs a subcommand. The exit code says whether a problem was found.
 pub(crate) fn run(command: &EgressCommand) -> anyhow::Result<ExitCode> {

@@ -1,6 +1,6 @@
-//! Logs and errors on stderr.
+//! Logs on stderr.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
@@ -45,12 +45,6 @@ pub(crate) fn start(level: LogLevel, format: Option<LogFormat>) {
 /// People read a terminal, programs everything else.
 fn default_format(terminal: bool) -> LogFormat {
     if terminal { LogFormat::Text } else { LogFormat::Json }
-}
-
-/// Prints why the program failed.
-pub(crate) fn error(message: &str) {
-    // A closed stderr leaves no place to report to.
-    let _ = writeln!(std::io::stderr(), "error: {message}");
 }
 
 #[cfg(test)]

@@ -5,36 +5,24 @@
 //! stdout, logs and errors to stderr. Exit codes: 0 done, 1 failed, 2 invalid arguments, 3 `status`, `egress status`,
 //! `ipam check` or `connectivity test` found a problem.
 
-mod api;
 mod arguments;
 mod argv0;
+mod cleanup;
 mod coil_compat;
 mod connect;
-mod connectivity;
 mod discovery;
 mod egress;
 mod endpoints;
-mod graph;
-mod install;
-mod ipam;
-mod key;
 mod logging;
-mod netcheck;
-mod netconf;
-mod output;
-mod peer;
-mod ping;
 mod programs;
-mod proxy;
-mod query;
 mod relay;
-mod showconf;
-mod status;
-mod uninstall;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use fairlead_cli::{
+    connectivity, graph, install, ipam, key, netcheck, output, peer, ping, showconf, status, uninstall,
+};
 
 use crate::arguments::{Arguments, Command};
 
@@ -45,7 +33,7 @@ fn main() -> ExitCode {
     let arguments = match argv0::translate(std::env::args_os()) {
         Ok(arguments) => Arguments::parse_from(arguments),
         Err(message) => {
-            logging::error(&message);
+            output::error(&message);
             return ExitCode::from(INVALID_ARGUMENTS);
         }
     };
@@ -53,7 +41,7 @@ fn main() -> ExitCode {
     // One provider for every TLS connection of the process; a second installation is harmless.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let outcome = match arguments.command {
-        Command::Cleanup(arguments) => install::cleanup(&arguments),
+        Command::Cleanup(arguments) => cleanup::run(&arguments),
         Command::Node(node) => programs::node(*node),
         Command::Connect(connect) => connect::run(*connect),
         Command::Connectivity { command } => connectivity::run(&command),
@@ -80,7 +68,7 @@ fn main() -> ExitCode {
         Command::Man { directory } => arguments::manual(&directory),
     };
     outcome.unwrap_or_else(|error| {
-        logging::error(&format!("{error:#}"));
+        output::error(&format!("{error:#}"));
         ExitCode::FAILURE
     })
 }

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use fairlead_api::names::EGRESS_REGISTRATION_PORT;
+use fairlead_cli::proxy;
 use fairlead_cluster::http::MetricsAddress;
 use fairlead_egress::EgressName;
 use fairlead_node::{Access, EgressSwitches};
@@ -17,7 +18,7 @@ use crate::arguments::discovery::{DiscoveryArguments, DiscoveryCommand};
 use crate::arguments::egress::{EgressControllerArguments, EgressGatewayArguments};
 use crate::arguments::node::NodeArguments;
 use crate::arguments::relay::RelayArguments;
-use crate::{discovery, proxy, relay};
+use crate::{discovery, relay};
 
 /// Worker threads of the runtime: tasks mostly wait, and each thread costs memory on every node.
 const THREADS: usize = 2;

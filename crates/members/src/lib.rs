@@ -10,7 +10,7 @@
 //!
 //! Data comes from watch caches ([`cached_peer`], [`cached_block`] and others keep of objects what is read), a file, and what
 //! discovery services tell. It goes to the mesh and to the built-in router, and by way of [`configuration`] to the command line,
-//! which computes the peers of a member as its node does.
+//! which computes the peers of a member as its node does. [`ipam_check`] is what these two share of `fairlead ipam check`.
 //!
 //! Nothing is decided here but what of a source is valid: `fairlead-topology` decides peers, prefixes and routes.
 
@@ -24,6 +24,7 @@ pub mod discovery;
 pub mod discovery_client;
 pub mod external_peers;
 pub mod grants;
+pub mod ipam_check;
 pub mod kubernetes;
 pub mod locations;
 pub mod membership;

@@ -13,13 +13,12 @@ use fairlead_dataplane::pods::{self, PodOnNode};
 use fairlead_dataplane::routes;
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_dataplane::uplink::has_ipv6;
-use fairlead_ipam::check::{self, Finding, KnownBlock, KnownPod, NodeView, PodLink, Reservation};
+use fairlead_ipam::check::{self, KnownBlock, KnownPod, NodeView, PodLink, Reservation};
 use fairlead_ipam::{Allocated, Key};
 use fairlead_members::cached_block::CachedBlock;
+use fairlead_members::ipam_check::{known_pod, to_wire};
 use fairlead_netlink::route::RouteSocket;
-use fairlead_wire::node::{
-    Finding as WireFinding, HeldAddresses, IpamCheckResponse, IpamReleaseResponse, IpamShowResponse,
-};
+use fairlead_wire::node::{HeldAddresses, IpamCheckResponse, IpamReleaseResponse, IpamShowResponse};
 use ipnet::IpNet;
 use tonic::{Code, Status};
 
@@ -291,18 +290,6 @@ fn link(pod: PodOnNode) -> PodLink {
     }
 }
 
-/// A Pod as the checks know it.
-pub fn known_pod(pod: &SlimPod) -> KnownPod {
-    KnownPod {
-        namespace: pod.namespace().to_owned(),
-        name: pod.name().to_owned(),
-        uids: pod.uids(),
-        node: pod.node().unwrap_or_default().to_owned(),
-        addresses: pod.addresses(),
-        has_network: !pod.uses_host_network() && !pod.has_ended(),
-    }
-}
-
 fn unknown(view: &NodeView) -> Vec<String> {
     [
         ("AddressBlocks", view.blocks.is_none()),
@@ -315,18 +302,6 @@ fn unknown(view: &NodeView) -> Vec<String> {
         format!("the API server has not said which {what} there are since the node program started")
     })
     .collect()
-}
-
-/// A finding as it travels.
-pub fn to_wire(finding: Finding) -> WireFinding {
-    WireFinding {
-        severity: finding.severity.as_str().to_owned(),
-        reason: finding.reason.to_owned(),
-        subject: finding.subject,
-        what: finding.what,
-        why: finding.why,
-        advice: finding.advice,
-    }
 }
 
 /// Adds to an attachment what others know of it.

@@ -45,6 +45,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "fairlead-tls",
             "fairlead-wire",
             "fairlead-wireguard",
+            "fairlead-cli",
             "fairlead-cluster",
             "fairlead-cni-plugin",
             "fairlead-egress-client",

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 use fairlead_api::names::{CONNECT_INTERFACE, is_object_name};
+use fairlead_cli::api::ApiArguments;
+use fairlead_cli::arguments::peers;
 use ipnet::IpNet;
 
 use super::node::WireGuard;
-use super::peers;
-use crate::api::ApiArguments;
 
 /// Names of files have 255 bytes at most, and the key is in a file of the Peer's name.
 const MAX_NAME: usize = 200;

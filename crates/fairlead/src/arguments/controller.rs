@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Args;
+use fairlead_cli::arguments::value_parsers::{duration, listen_address};
 
-use super::value_parsers::{duration, listen_address};
 use crate::coil_compat::{IgnoredLoggingArguments, IgnoredWebhookArguments};
 
 #[derive(Debug, Args)]

@@ -5,10 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use fairlead_cli::arguments::value_parsers::{duration, listen_address};
 use fairlead_discovery::server::EtcdEndpoint;
 use ipnet::IpNet;
-
-use super::value_parsers::{duration, listen_address};
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use clap::Args;
 use fairlead_api::names::FOU_PORT;
+use fairlead_cli::arguments::value_parsers::{duration, listen_address};
 use fairlead_controller::egress::OwnPod;
 use ipnet::IpNet;
 
-use super::value_parsers::{duration, listen_address};
 use crate::coil_compat::{IgnoredLoggingArguments, IgnoredWebhookArguments};
 
 #[derive(Debug, Args)]

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use fairlead_api::names::NODE_SOCKET;
+use fairlead_cli::arguments::value_parsers::{duration, listen_address};
 use fairlead_node::WireGuardChoice;
 
 use super::standalone::StandaloneArguments;
-use super::value_parsers::{duration, listen_address};
 use crate::coil_compat::{IgnoredEgressArguments, IgnoredLoggingArguments, RoutingArguments};
 
 #[derive(Debug, Args)]

@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args};
-
-use super::value_parsers::{duration, listen_address};
+use fairlead_cli::arguments::value_parsers::{duration, listen_address};
 
 /// UDP ports, first and last; `None` for none.
 pub(crate) type PortRange = Option<(u16, u16)>;

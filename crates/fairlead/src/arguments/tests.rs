@@ -1,19 +1,9 @@
-use std::time::Duration;
-
 use super::node::WireGuard;
-use super::value_parsers::{duration, listen_address};
 use super::*;
 
 #[test]
 fn the_definition_passes_the_checks_of_clap() {
     Arguments::command().debug_assert();
-}
-
-#[test]
-fn addresses_without_a_host_listen_on_all() {
-    assert_eq!(listen_address(":9384").unwrap().to_string(), "[::]:9384");
-    assert_eq!(listen_address("127.0.0.1:1").unwrap().to_string(), "127.0.0.1:1");
-    assert!(listen_address("9384").is_err());
 }
 
 #[test]
@@ -42,18 +32,6 @@ fn what_flags_of_kg_say_is_said_to_the_node_program_as_well() {
     assert!(node.node_name == "n1" && matches!(log_level, LogLevel::Debug));
     assert_eq!((node.metrics_addr.port(), node.health_addr.port()), (1107, 1108));
     assert!(!node.enable_ipam && matches!(node.wireguard, WireGuard::Embedded));
-}
-
-#[test]
-fn durations_are_parsed_as_go_parses_them() {
-    for (text, milliseconds) in
-        [("300ms", 300), ("45s", 45_000), ("1h30m", 5_400_000), ("1.5s", 1_500), ("90d", 7_776_000_000)]
-    {
-        assert_eq!(duration(text), Ok(Duration::from_millis(milliseconds)), "{text}");
-    }
-    for invalid in ["", "5", "m", "0s", "-5m", "5m3", "1w", "5 m", "1e400h", "..s"] {
-        assert!(duration(invalid).is_err(), "{invalid}");
-    }
 }
 
 #[test]

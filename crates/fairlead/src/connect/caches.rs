@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use fairlead_api::resources::{AddressBlock, AddressPool, KiloPeer, WireKubeMesh, WireKubePeer};
+use fairlead_cli::peer::Cluster;
 use fairlead_cluster::caches::{self, Cache, Refusal};
 use fairlead_cluster::lean;
 use fairlead_cluster::subsystem::Subsystem;
@@ -16,8 +17,6 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::json;
-
-use crate::peer::Cluster;
 
 /// How long the API server has for its first answers.
 const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(30);

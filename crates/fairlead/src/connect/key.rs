@@ -6,9 +6,8 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt 
 use std::path::Path;
 
 use anyhow::Context as _;
+use fairlead_cli::peer::private_key_of;
 use fairlead_keys::PrivateKey;
-
-use crate::peer::private_key_of;
 
 /// Reads the key of a Peer, or makes it from `new` where there is none. What is no key is an error, and stays.
 pub(super) fn load_or_create(

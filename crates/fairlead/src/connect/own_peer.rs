@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use fairlead_api::names::{LABEL_MANAGED_BY, MANAGED_BY_CONNECT};
 use fairlead_api::resources::{KiloPeer, KiloPeerSpec};
+use fairlead_cli::peer::{self, Cluster};
 use fairlead_keys::{PresharedKey, PublicKey};
 use ipnet::IpNet;
 use kube::api::{DeleteParams, PostParams, Preconditions};
@@ -14,7 +15,6 @@ use tokio::time::timeout;
 
 use super::entries::choose;
 use crate::arguments::connect::ConnectArguments;
-use crate::peer::{self, Cluster};
 
 /// How long one answer of the API server may take.
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use fairlead_api::resources::KiloPeer;
+use fairlead_cli::api;
+use fairlead_cli::peer::{self, Cluster};
 use fairlead_cluster::subsystem::Supervisor;
 use fairlead_dataplane::wireguard::{Preference, Settings};
 use fairlead_keys::{PeerConfig, PublicKey};
@@ -19,10 +21,8 @@ use super::caches::Caches;
 use super::entries::Entries;
 use super::host::{Desired, Host};
 use super::{key, own_peer};
-use crate::api;
 use crate::arguments::connect::ConnectArguments;
 use crate::arguments::node::WireGuard;
-use crate::peer::{self, Cluster};
 use crate::programs::READ_SECONDS;
 
 /// How often the program looks at the device and at what the watches have shown.

@@ -1,12 +1,11 @@
 //! How gateways, problems and Events are shown.
 
 use fairlead_address::DualStackAddrs;
+use fairlead_cli::output::{self, now, or_dash, table};
 use fairlead_egress::problem::EgressProblem;
 use fairlead_egress_client::explain::GatewayPod;
 use k8s_openapi::api::core::v1::Event;
 use serde::Serialize;
-
-use crate::output::{self, now, or_dash, table};
 
 /// What is shown for what may not be read.
 pub(super) const NOT_READ: &str = "?";

@@ -3,14 +3,14 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
+use fairlead_cli::output::render;
 use fairlead_egress_client::explain::{Explanation, Known, Objects, PacketWay, ToGateways};
 use serde::Serialize;
 use serde_json::json;
 
 use super::display::{Gateway, Problem, Said, gateway_table, section};
 use super::read::Reader;
-use crate::arguments::queries::EgressExplain;
-use crate::output::render;
+use crate::arguments::egress_queries::EgressExplain;
 
 /// Which way a packet takes.
 #[derive(Debug, Serialize)]

@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use fairlead_api::resources::{Egress, EgressSelector};
+use fairlead_cli::output::{bytes, or_dash, render, table};
+use fairlead_cli::query::PROBLEM_FOUND;
 use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
 use fairlead_egress::status::READY;
@@ -18,9 +20,7 @@ use serde_json::json;
 use super::display::{Gateway, NOT_READ, Problem, Said, UNHEALTHY, gateway_table, section};
 use super::gateways::{GatewayUse, Use};
 use super::read::Reader;
-use crate::arguments::queries::{EgressStatusArguments, Qualified};
-use crate::output::{bytes, or_dash, render, table};
-use crate::query::PROBLEM_FOUND;
+use crate::arguments::egress_queries::{EgressStatusArguments, Qualified};
 
 /// An Egress.
 #[derive(Debug, Serialize)]

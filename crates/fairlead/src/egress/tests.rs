@@ -10,7 +10,7 @@ use super::explain::Answer;
 use super::gateways::GatewayUse;
 use super::status::{Detail, rows, rows_table};
 use super::who;
-use crate::arguments::queries::EgressCommand;
+use crate::arguments::egress_queries::EgressCommand;
 use crate::arguments::{Arguments, Command};
 
 fn object<T: serde::de::DeserializeOwned>(object: Value) -> T {
@@ -154,7 +154,7 @@ fn what_gateways_say_of_their_clients_is_summed() {
     assert_eq!(json!(detail)["clients"][0]["use"]["connections"], Value::Null, "one does not know");
 }
 
-fn who_query(words: &str) -> crate::arguments::queries::EgressWho {
+fn who_query(words: &str) -> crate::arguments::egress_queries::EgressWho {
     let words = format!("fairlead egress who {words}");
     match Arguments::parse_from(words.split_whitespace()).command {
         Command::Egress { command: EgressCommand::Who(query) } => query,

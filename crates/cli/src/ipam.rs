@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use fairlead_api::resources::{AddressBlock, AddressPool};
 use fairlead_cluster::pods::{SlimPod, trimmed};
 use fairlead_ipam::check::{self, ClusterView};
-use fairlead_pods::inventory::{known_pod, to_wire};
+use fairlead_members::ipam_check::{known_pod, to_wire};
 use fairlead_wire::node::{
     Block, Finding, HeldAddresses, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest,
     IpamReleaseResponse, IpamShowRequest, IpamShowResponse,
@@ -25,7 +25,10 @@ use crate::output::{self, now, or_dash, render, table};
 use crate::query::{PROBLEM_FOUND, connect, current_thread};
 
 /// Runs a subcommand. The exit code says whether a problem was found.
-pub(crate) fn run(command: &IpamCommand) -> anyhow::Result<ExitCode> {
+///
+/// # Errors
+/// The node program or the API server refuses, or does not answer.
+pub fn run(command: &IpamCommand) -> anyhow::Result<ExitCode> {
     let (text, consistent) = current_thread(async {
         match command {
             IpamCommand::Check(query) => check(query).await,

@@ -7,8 +7,9 @@ use clap::Args;
 use super::value_parsers::duration;
 use crate::api::ApiArguments;
 
+/// Arguments of `fairlead uninstall`.
 #[derive(Debug, Args)]
-pub(crate) struct UninstallArguments {
+pub struct UninstallArguments {
     #[command(flatten)]
     pub(crate) api: ApiArguments,
     /// Remove everything; without this flag, only report what would be removed

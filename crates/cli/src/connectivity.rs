@@ -18,7 +18,10 @@ use crate::arguments::queries::ConnectivityCommand;
 use crate::query::current_thread;
 
 /// Runs a subcommand. The exit code says whether a connection failed.
-pub(crate) fn run(command: &ConnectivityCommand) -> anyhow::Result<ExitCode> {
+///
+/// # Errors
+/// The test cannot be run: its pods cannot be made, or do not finish in time.
+pub fn run(command: &ConnectivityCommand) -> anyhow::Result<ExitCode> {
     match command {
         ConnectivityCommand::Probe(probe) => current_thread(probe::run(probe)),
         ConnectivityCommand::Serve(serve) => current_thread(serve::run(serve)),

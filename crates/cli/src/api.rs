@@ -21,9 +21,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest one answer may take.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Selects a cluster.
+/// Arguments that select a cluster.
 #[derive(Debug, Default, Args)]
-pub(crate) struct ApiArguments {
+pub struct ApiArguments {
     /// Use this kubeconfig file [default: KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod]
     #[arg(long, value_name = "PATH")]
     pub(crate) kubeconfig: Option<PathBuf>,
@@ -38,20 +38,20 @@ impl ApiArguments {
         self.kubeconfig.is_some() || self.context.is_some()
     }
 
-    /// A client of that cluster.
+    /// Client of that cluster.
     ///
     /// # Errors
     /// The kubeconfig file cannot be read, has no such context, or names no usable cluster.
-    pub(crate) async fn client(&self) -> anyhow::Result<Client> {
+    pub async fn client(&self) -> anyhow::Result<Client> {
         let config = self.config(READ_TIMEOUT).await?;
         Client::try_from(config).context("cannot create a Kubernetes client")
     }
 
-    /// How that cluster is reached, and how long one answer, or the silence of a watch, may take.
+    /// Configuration of a client of that cluster: how it is reached, and how long one answer, or the silence of a watch, may take.
     ///
     /// # Errors
     /// The kubeconfig file cannot be read, has no such context, or names no usable cluster.
-    pub(crate) async fn config(&self, read_timeout: Duration) -> anyhow::Result<Config> {
+    pub async fn config(&self, read_timeout: Duration) -> anyhow::Result<Config> {
         let config = match (&self.kubeconfig, &self.context) {
             (None, None) => Config::infer().await.context(
                 "no Kubernetes client configuration: use --kubeconfig, set KUBECONFIG, or run in a pod with a ServiceAccount",
@@ -76,22 +76,22 @@ impl ApiArguments {
     }
 }
 
-/// All objects that match, page by page. `what` names them in errors.
+/// Lists all objects that match, page by page. `what` names them in errors.
 ///
 /// # Errors
 /// The API server refuses or does not answer.
-pub(crate) async fn list<K>(api: &Api<K>, what: &str, parameters: ListParams) -> anyhow::Result<Vec<K>>
+pub async fn list<K>(api: &Api<K>, what: &str, parameters: ListParams) -> anyhow::Result<Vec<K>>
 where
     K: Clone + Debug + DeserializeOwned,
 {
     list_pages(api, parameters).await.with_context(|| format!("cannot list {what}"))
 }
 
-/// The same for all objects of a kind; none if the API server does not serve the kind.
+/// Lists all objects of a kind; none if the API server does not serve the kind.
 ///
 /// # Errors
 /// As [`list`].
-pub(crate) async fn list_if_served<K>(api: &Api<K>, what: &str) -> anyhow::Result<Vec<K>>
+pub async fn list_if_served<K>(api: &Api<K>, what: &str) -> anyhow::Result<Vec<K>>
 where
     K: Clone + Debug + DeserializeOwned,
 {
@@ -102,7 +102,7 @@ where
 }
 
 /// Whether the user has not the right; the message of the API server names it.
-pub(crate) fn is_forbidden(error: &anyhow::Error) -> bool {
+pub fn is_forbidden(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.is_forbidden())
 }
 

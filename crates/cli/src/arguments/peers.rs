@@ -10,8 +10,9 @@ use super::queries::ConfigurationFormat;
 use crate::api::ApiArguments;
 use crate::output::Output;
 
+/// Arguments of `fairlead peer add`.
 #[derive(Debug, Args)]
-pub(crate) struct PeerAdd {
+pub struct PeerAdd {
     /// Name of the Peer
     pub(crate) name: String,
     /// Address of the machine inside of the mesh; may be repeated [default: the first free one of 10.10.10.0/24]
@@ -42,8 +43,9 @@ pub(crate) struct PeerAdd {
     pub(crate) machine: MachineArguments,
 }
 
+/// Arguments of `fairlead peer show`.
 #[derive(Debug, Args)]
-pub(crate) struct PeerShow {
+pub struct PeerShow {
     /// Name of the Peer
     pub(crate) name: String,
     /// Entry node of the Peer to go through [default: its first one]
@@ -78,8 +80,9 @@ pub(crate) struct MachineArguments {
     pub(crate) api: ApiArguments,
 }
 
+/// Arguments of `fairlead peer list`.
 #[derive(Debug, Args)]
-pub(crate) struct PeerList {
+pub struct PeerList {
     /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
@@ -87,24 +90,27 @@ pub(crate) struct PeerList {
     pub(crate) api: ApiArguments,
 }
 
+/// Arguments of `fairlead peer remove`.
 #[derive(Debug, Args)]
-pub(crate) struct PeerRemove {
+pub struct PeerRemove {
     /// Name of the Peer
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) api: ApiArguments,
 }
 
+/// Subcommands of `fairlead showconf`.
 #[derive(Debug, Subcommand)]
-pub(crate) enum ShowconfCommand {
+pub enum ShowconfCommand {
     /// What a node configures: the other nodes and all Peers
     Node(ShowconfArguments),
     /// What a Peer configures: all nodes, or its first entry node
     Peer(ShowconfArguments),
 }
 
+/// Arguments of `fairlead showconf`.
 #[derive(Debug, Args)]
-pub(crate) struct ShowconfArguments {
+pub struct ShowconfArguments {
     /// Name of the object
     pub(crate) name: String,
     /// Print it as a peer that others configure instead: with -o yaml a Peer for another cluster
@@ -123,8 +129,11 @@ pub(crate) struct ShowconfArguments {
     pub(crate) api: ApiArguments,
 }
 
-/// An address is a prefix of its own.
-pub(super) fn prefix(text: &str) -> Result<IpNet, String> {
+/// Parses a prefix; an address is one of its own.
+///
+/// # Errors
+/// The text is neither.
+pub fn prefix(text: &str) -> Result<IpNet, String> {
     let address = || text.parse().map(|address: std::net::IpAddr| IpNet::from(address));
     text.parse().or_else(|_| address()).map_err(|_| format!("'{text}' is neither an address nor a prefix"))
 }

@@ -1,5 +1,6 @@
 //! Formatting shared by the commands that print tables.
 
+use std::io::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
@@ -9,9 +10,10 @@ use comfy_table::presets::NOTHING;
 use jiff::Timestamp;
 use serde_json::Value;
 
-/// A table, a table with more columns, or data for scripts.
+/// Format of an answer: a table (the default), a table with more columns, or data for scripts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
+#[expect(missing_docs, reason = "clap would print them as the help of each value")]
+pub enum Output {
     #[default]
     Table,
     Wide,
@@ -23,7 +25,7 @@ pub(crate) enum Output {
 ///
 /// # Errors
 /// The data cannot be written as YAML.
-pub(crate) fn render(
+pub fn render(
     output: Output,
     data: impl FnOnce() -> Value,
     table: impl FnOnce(bool) -> String,
@@ -36,32 +38,32 @@ pub(crate) fn render(
     })
 }
 
-/// Now, as Unix time in seconds.
-pub(crate) fn now() -> i64 {
+/// Unix time of now in seconds.
+pub fn now() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// A time given as Unix time, as RFC 3339 has it; milliseconds count.
-pub(crate) fn time(seconds: f64) -> String {
+/// Time given as Unix time in seconds, as RFC 3339 has it; milliseconds count.
+pub fn time(seconds: f64) -> String {
     let at = Timestamp::from_millisecond((seconds * 1000.0).round() as i64);
     at.map_or_else(|_| "<invalid>".to_owned(), |at| format!("{at:.3}"))
 }
 
-/// A round-trip time.
-pub(crate) fn milliseconds(seconds: f64) -> String {
+/// Round-trip time given in seconds, in milliseconds.
+pub fn milliseconds(seconds: f64) -> String {
     format!("{:.1} ms", seconds * 1000.0)
 }
 
-/// A table without borders, as kubectl prints them.
-pub(crate) fn table(header: &[&str]) -> Table {
+/// Table without borders, as kubectl prints them.
+pub fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING).set_header(header);
     table
 }
 
-/// An age as kubectl prints it (apimachinery, `duration.HumanDuration`): two units while the second one matters.
-pub(crate) fn age(seconds: i64) -> String {
+/// Age given in seconds, as kubectl prints it (apimachinery, `duration.HumanDuration`): two units while the second one matters.
+pub fn age(seconds: i64) -> String {
     let (minutes, hours) = (seconds / 60, seconds / 3_600);
     let (days, years) = (hours / 24, hours / 24 / 365);
     let two = |large: i64, unit: char, small: i64, small_unit: char| match small {
@@ -83,13 +85,13 @@ pub(crate) fn age(seconds: i64) -> String {
     }
 }
 
-/// An empty value is printed as a dash, so that every column has a word.
-pub(crate) fn or_dash(text: &str) -> String {
+/// Text, or a dash for an empty one, so that every column has a word.
+pub fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { text.to_owned() }
 }
 
-/// A byte count with a binary unit: `1.5 MiB`.
-pub(crate) fn bytes(count: u64) -> String {
+/// Byte count with a binary unit: `1.5 MiB`.
+pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;
     let mut unit = "B";
@@ -101,6 +103,12 @@ pub(crate) fn bytes(count: u64) -> String {
         unit = next;
     }
     if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") }
+}
+
+/// Prints why the program failed to stderr.
+pub fn error(message: &str) {
+    // A closed stderr leaves no place to report to.
+    let _ = writeln!(std::io::stderr(), "error: {message}");
 }
 
 #[cfg(test)]

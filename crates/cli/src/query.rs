@@ -6,11 +6,14 @@ use anyhow::Context as _;
 use fairlead_wire::node::node_client::NodeClient;
 use tonic::transport::{Channel, Endpoint};
 
-/// Exit code when the query succeeded and found a problem.
-pub(crate) const PROBLEM_FOUND: u8 = 3;
+/// Exit code of a query that succeeded and found a problem.
+pub const PROBLEM_FOUND: u8 = 3;
 
 /// Runs a query on this thread.
-pub(crate) fn current_thread<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+///
+/// # Errors
+/// The runtime cannot be started, or the query fails.
+pub fn current_thread<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
 }
 

@@ -12,8 +12,11 @@ use crate::arguments::queries::NetcheckArguments;
 use crate::output::{age, milliseconds, or_dash, render, table};
 use crate::query::{connect, current_thread};
 
-/// Prints it.
-pub(crate) fn run(query: &NetcheckArguments) -> anyhow::Result<ExitCode> {
+/// Prints what the node program knows of its networks.
+///
+/// # Errors
+/// The node program does not answer.
+pub fn run(query: &NetcheckArguments) -> anyhow::Result<ExitCode> {
     let answer = current_thread(async {
         let answer = connect(&query.socket).await?.netcheck(NetcheckRequest {}).await;
         Ok(answer.map_err(|status| anyhow::anyhow!("{}", status.message()))?.into_inner())

@@ -17,8 +17,8 @@ use super::configuration::peer_endpoint;
 use super::{machine, secret};
 use crate::arguments::peers::PeerAdd;
 
-/// From which the first free address is taken (Kilo's `kgctl connect` has its first host by default).
-pub(crate) const RANGE: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 10, 10, 0), 24);
+/// Range from which the first free address is taken (Kilo's `kgctl connect` has its first host by default).
+pub const RANGE: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 10, 10, 0), 24);
 
 pub(super) async fn run(arguments: &PeerAdd) -> anyhow::Result<ExitCode> {
     let client = arguments.machine.api.client().await?;
@@ -61,13 +61,13 @@ pub(super) async fn run(arguments: &PeerAdd) -> anyhow::Result<ExitCode> {
     machine::print(&cluster, &arguments.name, None, private_key.as_ref(), &arguments.machine)
 }
 
-/// As `wg genkey` makes it.
-pub(crate) fn new_private_key() -> PrivateKey {
+/// Private key as `wg genkey` makes it.
+pub fn new_private_key() -> PrivateKey {
     clamped(PrivateKey(rand::random()))
 }
 
-/// The key in the form that devices show (RFC 7748, section 5); its public key is the same.
-pub(crate) fn clamped(PrivateKey(mut key): PrivateKey) -> PrivateKey {
+/// Key in the form that devices show (RFC 7748, section 5); its public key is the same.
+pub fn clamped(PrivateKey(mut key): PrivateKey) -> PrivateKey {
     let [first, .., last] = &mut key;
     *first &= 248;
     *last = (*last & 127) | 64;
@@ -105,8 +105,8 @@ fn endpoint(text: &str) -> anyhow::Result<PeerEndpoint> {
     peer_endpoint(text).with_context(|| format!("--endpoint '{text}' is not HOST:PORT"))
 }
 
-/// What belongs to others.
-pub(crate) fn taken(cluster: &Cluster) -> PrefixSet {
+/// Prefixes that belong to others: nodes, Peers, pools and Services.
+pub fn taken(cluster: &Cluster) -> PrefixSet {
     let nodes = cluster.objects.peers.iter().flat_map(|peer: &WireKubePeer| peer.spec.parse_allowed_ips().0);
     let peers = cluster.objects.external.iter().flat_map(|peer| {
         let claims = peer.data.get("spec").and_then(|spec| spec.get("allowedIPs")?.as_array());
@@ -120,8 +120,8 @@ pub(crate) fn taken(cluster: &Cluster) -> PrefixSet {
     all.iter().collect()
 }
 
-/// The first address of [`RANGE`] that is not taken.
-pub(crate) fn first_free(is_taken: impl Fn(IpAddr) -> bool) -> Option<IpNet> {
+/// First address of [`RANGE`] that is not taken.
+pub fn first_free(is_taken: impl Fn(IpAddr) -> bool) -> Option<IpNet> {
     RANGE.hosts().map(IpAddr::from).find(|address| !is_taken(*address)).map(IpNet::from)
 }
 

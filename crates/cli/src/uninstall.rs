@@ -34,8 +34,11 @@ use crate::query::current_thread;
 /// How often the state of a step is read.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Runs the command.
-pub(crate) fn run(arguments: &UninstallArguments) -> anyhow::Result<ExitCode> {
+/// Removes Fairlead from the cluster, or says what would be removed.
+///
+/// # Errors
+/// The API server refuses or does not answer, or a step is not done in time.
+pub fn run(arguments: &UninstallArguments) -> anyhow::Result<ExitCode> {
     current_thread(async {
         let uninstall = Uninstall {
             client: arguments.api.client().await?,

@@ -7,17 +7,14 @@ use kube::Config;
 /// Stands for the proxy in question, whatever it is called.
 const ANY_PROXY: &str = "http://proxy";
 
-/// The configuration of a direct connection to the API server.
+/// Configuration of a direct connection to the API server.
 ///
 /// kube takes `HTTPS_PROXY` for the API server as well, but fails without its support for proxies, and would compare `NO_PROXY` with
 /// the proxy's host.
 ///
 /// # Errors
 /// A proxy is configured, and `NO_PROXY` does not list the API server.
-pub(crate) fn direct(
-    mut config: Config,
-    variable: impl Fn(&str) -> Option<String>,
-) -> anyhow::Result<Config> {
+pub fn direct(mut config: Config, variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<Config> {
     if config.proxy_url.is_none() {
         return Ok(config);
     }

@@ -11,14 +11,16 @@ use serde_json::json;
 
 use crate::arguments::peers::{ShowconfArguments, ShowconfCommand};
 use crate::arguments::queries::ConfigurationFormat;
-use crate::logging;
-use crate::output::{Output, render};
+use crate::output::{self, Output, render};
 use crate::peer::configuration::{data, peer_endpoint, text};
 use crate::peer::{self, Cluster};
 use crate::query::current_thread;
 
 /// Prints the configuration; what is left out of it goes to standard error.
-pub(crate) fn run(command: &ShowconfCommand) -> anyhow::Result<ExitCode> {
+///
+/// # Errors
+/// The API server refuses or does not answer, or there is no such object.
+pub fn run(command: &ShowconfCommand) -> anyhow::Result<ExitCode> {
     let (query, subject) = match command {
         ShowconfCommand::Node(query) => (query, Subject::Node(&query.name)),
         ShowconfCommand::Peer(query) => (query, Subject::Peer(&query.name)),
@@ -32,7 +34,7 @@ pub(crate) fn run(command: &ShowconfCommand) -> anyhow::Result<ExitCode> {
         Subject::Peer(name) => cluster.configuration(name, None, &query.allowed_ips)?,
     };
     for problem in &found.problems {
-        logging::error(problem);
+        output::error(problem);
     }
     let text = match query.output {
         ConfigurationFormat::Json => render(Output::Json, || data(&found), |_| String::new())?,

@@ -18,7 +18,10 @@ use crate::arguments::queries::{GraphArguments, GraphOutput};
 use crate::query::current_thread;
 
 /// Prints the graph.
-pub(crate) fn run(query: &GraphArguments) -> anyhow::Result<ExitCode> {
+///
+/// # Errors
+/// The API server refuses, or does not answer.
+pub fn run(query: &GraphArguments) -> anyhow::Result<ExitCode> {
     let graph = current_thread(async { Graph::read(&query.api.client().await?).await })?;
     let text = match query.output {
         GraphOutput::Dot => graph.dot(),

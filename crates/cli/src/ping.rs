@@ -14,7 +14,10 @@ use crate::output::{Output, milliseconds, render, table};
 use crate::query::{connect, current_thread};
 
 /// Asks round after round. Tables are printed as they come, data for scripts at the end.
-pub(crate) fn run(query: &PingArguments) -> anyhow::Result<ExitCode> {
+///
+/// # Errors
+/// The node program does not answer, or knows no such peer.
+pub fn run(query: &PingArguments) -> anyhow::Result<ExitCode> {
     let is_table = matches!(query.output, Output::Table | Output::Wide);
     let mut stdout = std::io::stdout();
     let rounds = current_thread(async {
@@ -112,10 +115,8 @@ fn ping_json(rounds: &[PingResponse]) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
-
     use super::*;
-    use crate::arguments::{Arguments, Command};
+    use crate::arguments::tests::arguments;
 
     fn candidate(address: &str, kind: &str, round_trip_seconds: Option<f64>) -> PingedCandidate {
         let (address, kind) = (address.to_owned(), kind.to_owned());
@@ -161,12 +162,11 @@ mod tests {
 
     #[test]
     fn an_interval_that_is_a_flood_is_refused() {
-        let parse =
-            |words: &str| Arguments::try_parse_from(format!("fairlead ping {words}").split_whitespace());
+        let parse = arguments::<PingArguments>;
         for words in ["", "home-1 -c 0", "home-1 -i 100ms", "home-1 -i nonsense"] {
             assert_eq!(parse(words).unwrap_err().exit_code(), 2, "{words}");
         }
-        let Command::Ping(query) = parse("home-1 -c 5 -i 200ms -o json").unwrap().command else { panic!() };
+        let query = parse("home-1 -c 5 -i 200ms -o json").unwrap();
         assert_eq!(
             (query.count, query.interval, query.output),
             (5, Duration::from_millis(200), Output::Json)

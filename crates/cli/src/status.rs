@@ -28,7 +28,10 @@ enum Source {
 }
 
 /// Prints the status. The exit code says whether a problem was found.
-pub(crate) fn run(query: &StatusArguments) -> anyhow::Result<ExitCode> {
+///
+/// # Errors
+/// The node program or the API server refuses, or does not answer.
+pub fn run(query: &StatusArguments) -> anyhow::Result<ExitCode> {
     let source = source(query, Path::new(NODE_SOCKET).exists());
     let mut stdout = std::io::stdout();
     let clears = query.watch && stdout.is_terminal();
@@ -73,17 +76,11 @@ async fn ask(query: &StatusArguments, source: &Source) -> anyhow::Result<(String
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
-
     use super::*;
-    use crate::arguments::{Arguments, Command};
+    use crate::arguments::tests::arguments;
 
     fn parsed(words: &str) -> StatusArguments {
-        let words = format!("fairlead status {words}");
-        let Command::Status(query) = Arguments::parse_from(words.split_whitespace()).command else {
-            panic!("unexpected command")
-        };
-        query
+        arguments(words).unwrap()
     }
 
     #[test]
@@ -114,8 +111,7 @@ mod tests {
             "--node a --cluster",
             "--socket /s --context c",
         ] {
-            let words = format!("fairlead status {words}");
-            let error = Arguments::try_parse_from(words.split_whitespace()).unwrap_err();
+            let error = arguments::<StatusArguments>(words).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{words}");
         }
     }

@@ -1,4 +1,4 @@
-//! `fairlead install` and `cleanup`: the CNI plugin and its network configuration on a node.
+//! `fairlead install`, and its counterpart in `fairlead cleanup`: the CNI plugin and its network configuration on a node.
 //!
 //! The init container of the DaemonSet runs `install` at every start; names and defaults are those of coil-installer.
 //! Files are replaced atomically, unchanged ones are not written, and those of other programs are not touched.
@@ -11,19 +11,17 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use fairlead_api::names::{NODE_SOCKET, WIREGUARD_INTERFACE};
+use fairlead_api::names::NODE_SOCKET;
 use serde_json::Value;
 
-use crate::coil_compat::RoutingArguments;
 use crate::netconf;
-use crate::query::current_thread;
 
 /// Size limit of a network configuration.
 const MAX_BYTES: usize = 1 << 20;
 
 /// Paths of the plugin and its configuration.
 #[derive(Debug, Args)]
-pub(crate) struct Paths {
+pub struct Paths {
     /// File name of the network configuration; container runtimes use the first one in the directory
     #[arg(long, value_name = "FILE", default_value = "10-coil.conflist", env = "CNI_CONF_NAME")]
     conf_name: String,
@@ -38,8 +36,9 @@ pub(crate) struct Paths {
     plugin: PathBuf,
 }
 
+/// Arguments of `fairlead install`.
 #[derive(Debug, Args)]
-pub(crate) struct InstallArguments {
+pub struct InstallArguments {
     #[command(flatten)]
     paths: Paths,
     /// Read the network configuration from this file
@@ -56,23 +55,6 @@ pub(crate) struct InstallArguments {
     socket: PathBuf,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct CleanupArguments {
-    #[command(flatten)]
-    paths: Paths,
-    /// Socket of the node program
-    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET)]
-    socket: PathBuf,
-    /// Directory of this node's WireGuard private key
-    #[arg(long, value_name = "DIRECTORY", default_value = "/var/lib/fairlead", env = "FAIRLEAD_STATE_DIR")]
-    state_dir: PathBuf,
-    /// Name of a mesh device; may be repeated
-    #[arg(long, value_name = "NAME", default_value = WIREGUARD_INTERFACE)]
-    mesh_device: Vec<String>,
-    #[command(flatten)]
-    numbers: RoutingArguments,
-}
-
 /// What happened to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
@@ -80,8 +62,11 @@ enum Change {
     Written,
 }
 
-/// `fairlead install`
-pub(crate) fn install(arguments: &InstallArguments) -> anyhow::Result<ExitCode> {
+/// Runs `fairlead install`.
+///
+/// # Errors
+/// A path or the configuration is invalid, the plugin does not run on this node, or a file cannot be read or written.
+pub fn install(arguments: &InstallArguments) -> anyhow::Result<ExitCode> {
     let paths = &arguments.paths;
     let kind = paths.plugin_type()?;
     if arguments.chain {
@@ -144,22 +129,11 @@ fn replace(directory: &Path, name: &str, content: &[u8]) -> anyhow::Result<Chang
     put(directory, name, content, mode & 0o7777)
 }
 
-/// `fairlead cleanup`. First the files: without them the container runtime starts no more pods.
-pub(crate) fn cleanup(arguments: &CleanupArguments) -> anyhow::Result<ExitCode> {
-    remove_files(&arguments.paths)?;
-    let CleanupArguments { socket, state_dir, mesh_device, numbers, .. } = arguments;
-    let cleanup = fairlead_node::Cleanup {
-        socket: socket.clone(),
-        state_dir: state_dir.clone(),
-        numbers: numbers.checked(true)?,
-        mesh_devices: mesh_device.clone(),
-    };
-    current_thread(cleanup.run())?;
-    tracing::info!("nothing of Fairlead is left on this node");
-    Ok(ExitCode::SUCCESS)
-}
-
-fn remove_files(paths: &Paths) -> anyhow::Result<()> {
+/// Removes the plugin and its configuration, also from configurations of other plugins.
+///
+/// # Errors
+/// A path is invalid, or a file cannot be read, written or removed.
+pub fn remove_files(paths: &Paths) -> anyhow::Result<()> {
     let kind = paths.plugin_type()?;
     let conf = paths.conf_dir.join(&paths.conf_name);
     match fs::read_to_string(&conf) {

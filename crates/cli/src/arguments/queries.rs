@@ -1,21 +1,21 @@
 //! Arguments of the commands that query a node program or the API server.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use fairlead_api::names::{NODE_SOCKET, is_dns_label, is_object_name};
+use fairlead_api::names::NODE_SOCKET;
 
-use super::value_parsers::{at, duration};
+use super::value_parsers::duration;
 use crate::api::ApiArguments;
 use crate::output::Output;
 
 /// Shortest time between the rounds of `fairlead ping`.
 const MIN_PING_INTERVAL: Duration = Duration::from_millis(200);
 
+/// Arguments of `fairlead status`.
 #[derive(Debug, Default, Args)]
-pub(crate) struct StatusArguments {
+pub struct StatusArguments {
     /// Show this peer alone, with the last changes of its path: its name, its public key, or an address behind it
     #[arg(value_name = "PEER", conflicts_with_all = ["cluster", "node", "kubeconfig", "context"])]
     pub(crate) peer: Option<String>,
@@ -47,8 +47,9 @@ pub(crate) enum ConfigurationFormat {
     Yaml,
 }
 
+/// Arguments of `fairlead graph`.
 #[derive(Debug, Args)]
-pub(crate) struct GraphArguments {
+pub struct GraphArguments {
     /// Output format
     #[arg(short, long, value_enum, default_value = "dot")]
     pub(crate) output: GraphOutput,
@@ -63,8 +64,9 @@ pub(crate) enum GraphOutput {
     Json,
 }
 
+/// Arguments of `fairlead netcheck`.
 #[derive(Debug, Args)]
-pub(crate) struct NetcheckArguments {
+pub struct NetcheckArguments {
     /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
@@ -73,8 +75,9 @@ pub(crate) struct NetcheckArguments {
     pub(crate) socket: PathBuf,
 }
 
+/// Arguments of `fairlead ping`.
 #[derive(Debug, Args)]
-pub(crate) struct PingArguments {
+pub struct PingArguments {
     /// The peer: its name, its public key, or an address behind it
     #[arg(value_name = "PEER")]
     pub(crate) peer: String,
@@ -95,9 +98,9 @@ pub(crate) struct PingArguments {
     pub(crate) socket: PathBuf,
 }
 
-/// What is done with the key of this node.
+/// Subcommands of `fairlead key`.
 #[derive(Debug, Subcommand)]
-pub(crate) enum KeyCommand {
+pub enum KeyCommand {
     /// Announce another key to all nodes, and use it once they had time to prepare it
     #[command(
         after_help = "Run it on the node: kubectl -n kube-system exec POD -- fairlead key rotate. The node makes the next key, publishes it as \
@@ -109,8 +112,9 @@ pub(crate) enum KeyCommand {
     Rotate(KeyRotateArguments),
 }
 
+/// Arguments of `fairlead key rotate`.
 #[derive(Debug, Args)]
-pub(crate) struct KeyRotateArguments {
+pub struct KeyRotateArguments {
     /// Also where Peers outside of the cluster lose their tunnel with this node until they have another configuration
     #[arg(long)]
     pub(crate) force: bool,
@@ -131,98 +135,9 @@ fn ping_interval(text: &str) -> Result<Duration, String> {
     Ok(interval)
 }
 
+/// Subcommands of `fairlead ipam`.
 #[derive(Debug, Subcommand)]
-pub(crate) enum EgressCommand {
-    /// Say which way packets of a pod to an address take: by eth0, to the gateways of an Egress, or nowhere
-    #[command(
-        after_help = "It follows the rules and routes that the node program sets in the pod, as it plans them from the objects that the API \
-        server has: the pod's annotations, Egresses, Services, EndpointSlices, AddressPools, ServiceCIDRs, Nodes. What may not be read is \
-        named. It does not ask the node: whether gateways have registered the pod is told by its Events, which are shown.\n\n\
-        Exit codes: 0 there is a way, 1 packets are refused, the way is not known, or the query failed, 2 invalid arguments."
-    )]
-    Explain(EgressExplain),
-    /// Show Egresses; with a name its gateways and client pods, and what is wrong with them
-    #[command(
-        after_help = "CLIENTS are the pods whose annotation egress.coil.cybozu.com/NAMESPACE names the Egress. What may not be read is \
-        named, and shown as a question mark.\n\nExit codes: 0 no problem, 1 query failed, 2 invalid arguments, 3 an Egress is not ready or, \
-        with a name, a client pod has a problem."
-    )]
-    Status(EgressStatusArguments),
-    /// Say which pod used an address and port outside: all gateways are asked which connections had it as their source
-    #[command(
-        after_help = "Gateways remember the last 65,536 connections as long as their program runs; with spec.logConnections they also write them to \
-        their logs. Asking one takes the right to `get` pods/proxy, and to list pods. A gateway that cannot be asked is named.\n\n\
-        Exit codes: 0 found, 1 query failed, 2 invalid arguments, 3 no gateway that could be asked knows such a connection."
-    )]
-    Who(EgressWho),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct EgressWho {
-    /// The source address that was seen outside
-    #[arg(value_name = "ADDRESS")]
-    pub(crate) address: IpAddr,
-    /// The source port that was seen outside; for ICMP, the identifier of echo requests
-    #[arg(value_name = "PORT")]
-    pub(crate) port: u16,
-    /// When it was seen, as in 2026-01-31T12:00:00Z; without it, all connections that are known are shown
-    #[arg(long, value_name = "TIME", value_parser = at)]
-    pub(crate) at: Option<jiff::Timestamp>,
-    /// Ask the gateways of this Egress alone
-    #[arg(long, value_name = "NAMESPACE/NAME", value_parser = qualified)]
-    pub(crate) egress: Option<Qualified>,
-    /// Output format
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub(crate) output: Output,
-    #[command(flatten)]
-    pub(crate) api: ApiArguments,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct EgressExplain {
-    /// The pod
-    #[arg(value_name = "NAMESPACE/POD", value_parser = qualified)]
-    pub(crate) pod: Qualified,
-    /// The address that it sends to
-    #[arg(value_name = "DESTINATION")]
-    pub(crate) destination: IpAddr,
-    /// Output format
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub(crate) output: Output,
-    #[command(flatten)]
-    pub(crate) api: ApiArguments,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct EgressStatusArguments {
-    /// Show this Egress alone, with its gateways and client pods
-    #[arg(value_name = "NAMESPACE/NAME", value_parser = qualified)]
-    pub(crate) egress: Option<Qualified>,
-    /// Output format
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub(crate) output: Output,
-    #[command(flatten)]
-    pub(crate) api: ApiArguments,
-}
-
-/// An object of a namespace.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Qualified {
-    pub(crate) namespace: String,
-    pub(crate) name: String,
-}
-
-fn qualified(text: &str) -> Result<Qualified, String> {
-    match text.split_once('/') {
-        Some((namespace, name)) if is_dns_label(namespace) && is_object_name(name) => {
-            Ok(Qualified { namespace: namespace.to_owned(), name: name.to_owned() })
-        }
-        _ => Err("must be NAMESPACE/NAME".to_owned()),
-    }
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum IpamCommand {
+pub enum IpamCommand {
     /// Find inconsistencies between allocations, kernel, blocks and pods
     #[command(
         after_help = "Exit codes: 0 consistent, 1 query failed, 2 invalid arguments, 3 inconsistencies found, or some \
@@ -240,8 +155,9 @@ pub(crate) enum IpamCommand {
     Show(IpamShow),
 }
 
+/// Arguments of `fairlead ipam check`.
 #[derive(Debug, Args)]
-pub(crate) struct IpamCheck {
+pub struct IpamCheck {
     /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
@@ -255,8 +171,9 @@ pub(crate) struct IpamCheck {
     pub(crate) api: ApiArguments,
 }
 
+/// Arguments of `fairlead ipam release`.
 #[derive(Debug, Args)]
-pub(crate) struct IpamRelease {
+pub struct IpamRelease {
     /// Address, or container ID, or at least the first 8 characters of one
     #[arg(value_name = "ADDRESS|CONTAINER")]
     pub(crate) subject: String,
@@ -271,8 +188,9 @@ pub(crate) struct IpamRelease {
     pub(crate) socket: PathBuf,
 }
 
+/// Arguments of `fairlead ipam show`.
 #[derive(Debug, Args)]
-pub(crate) struct IpamShow {
+pub struct IpamShow {
     /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
@@ -281,8 +199,9 @@ pub(crate) struct IpamShow {
     pub(crate) socket: PathBuf,
 }
 
+/// Subcommands of `fairlead connectivity`.
 #[derive(Debug, Subcommand)]
-pub(crate) enum ConnectivityCommand {
+pub enum ConnectivityCommand {
     /// Start pods on several nodes, connect them to each other, to nodes and to Services, and remove them again
     #[command(
         after_help = "Exit codes: 0 every connection succeeded, 1 the test could not run, 2 invalid arguments, 3 a \
@@ -297,8 +216,9 @@ pub(crate) enum ConnectivityCommand {
     Serve(ServeArguments),
 }
 
+/// Arguments of `fairlead connectivity test`.
 #[derive(Debug, Args)]
-pub(crate) struct ConnectivityTest {
+pub struct ConnectivityTest {
     /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
@@ -321,8 +241,9 @@ pub(crate) struct ConnectivityTest {
     pub(crate) keep: bool,
 }
 
+/// Arguments of `fairlead connectivity probe`.
 #[derive(Debug, Args)]
-pub(crate) struct ProbeArguments {
+pub struct ProbeArguments {
     /// What to connect to: HOST:PORT, and after a `=` what must be read from it
     #[arg(value_name = "HOST:PORT[=NAME]", required = true)]
     pub(crate) targets: Vec<String>,
@@ -331,8 +252,9 @@ pub(crate) struct ProbeArguments {
     pub(crate) results: PathBuf,
 }
 
+/// Arguments of `fairlead connectivity serve`.
 #[derive(Debug, Args)]
-pub(crate) struct ServeArguments {
+pub struct ServeArguments {
     /// TCP port
     #[arg(long)]
     pub(crate) port: u16,

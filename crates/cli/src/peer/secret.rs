@@ -8,7 +8,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, Error};
 use serde_json::{Value, json};
 
-use crate::logging;
+use crate::output;
 
 /// `NotFound`, `Conflict` (RFC 9110, section 15.5)
 const NOT_FOUND: u16 = 404;
@@ -23,7 +23,7 @@ pub(super) async fn read(client: &Client) -> PresharedKeys {
     match secrets(client).get_opt(PEER_PRESHARED_KEYS_SECRET).await {
         Ok(secret) => secret.as_ref().map(PresharedKeys::new).unwrap_or_default(),
         Err(error) => {
-            logging::error(&format!(
+            output::error(&format!(
                 "cannot read Secret {SYSTEM_NAMESPACE}/{PEER_PRESHARED_KEYS_SECRET}: {error}"
             ));
             PresharedKeys::default()

@@ -21,12 +21,16 @@ use crate::arguments::peer::PeerCommand;
 use crate::arguments::peers::{PeerRemove, PeerShow};
 use crate::query::current_thread;
 
-pub(crate) use self::add::{RANGE, clamped, first_free, new_private_key, taken};
-pub(crate) use self::cluster::{Cluster, configuration_of, endpoints};
-pub(crate) use self::machine::private_key_of;
+pub use self::add::{RANGE, clamped, first_free, new_private_key, taken};
+pub use self::cluster::Cluster;
+pub(crate) use self::cluster::{configuration_of, endpoints};
+pub use self::machine::private_key_of;
 
-/// Runs one of the commands.
-pub(crate) fn run(command: &PeerCommand) -> anyhow::Result<ExitCode> {
+/// Runs a subcommand.
+///
+/// # Errors
+/// The API server refuses or does not answer, there is no such object, or arguments contradict what there is.
+pub fn run(command: &PeerCommand) -> anyhow::Result<ExitCode> {
     match command {
         PeerCommand::Add(arguments) => current_thread(add::run(arguments)),
         PeerCommand::List(arguments) => current_thread(list::run(arguments)),

@@ -6,9 +6,9 @@ use fairlead_keys::PublicKey;
 use super::peers::{PeerAdd, PeerList, PeerRemove, PeerShow};
 use crate::api::ApiArguments;
 
-/// What is done with peers.
+/// Subcommands of `fairlead peer`.
 #[derive(Debug, Subcommand)]
-pub(crate) enum PeerCommand {
+pub enum PeerCommand {
     /// Make keys, create a Peer and print the WireGuard configuration of its machine
     #[command(
         after_help = "The private key is made here and printed once; the cluster gets the public key. For a phone: --qr. With --entry-node \
@@ -43,8 +43,9 @@ pub(crate) enum PeerCommand {
     Unrevoke(RevokeArguments),
 }
 
+/// Arguments of `fairlead peer revoke` and `unrevoke`.
 #[derive(Debug, Args)]
-pub(crate) struct RevokeArguments {
+pub struct RevokeArguments {
     #[command(flatten)]
     pub(crate) api: ApiArguments,
     /// Name of the node

@@ -22,15 +22,16 @@ use crate::api;
 /// The Service of the cluster's DNS (the name that kubeadm and CoreDNS's manifests keep).
 const DNS_SERVICE: &str = "kube-dns";
 
-/// Objects of the cluster.
-pub(crate) struct Cluster {
-    pub(crate) objects: Objects,
+/// Objects of the cluster that configurations of Peers are made from.
+pub struct Cluster {
+    /// Nodes, blocks and Peers.
+    pub objects: Objects,
     /// Subnets of pools.
-    pub(crate) pools: Vec<IpNet>,
+    pub pools: Vec<IpNet>,
     /// Ranges of Services.
-    pub(crate) services: Vec<IpNet>,
+    pub services: Vec<IpNet>,
     /// Addresses of the cluster's DNS.
-    pub(crate) dns: Vec<IpAddr>,
+    pub dns: Vec<IpAddr>,
 }
 
 /// Nodes, blocks and Peers.
@@ -64,8 +65,8 @@ impl Cluster {
         Ok(Self { dns, ..Self::of(objects, &pools, &ranges) })
     }
 
-    /// Of objects that were read, without DNS.
-    pub(crate) fn of(
+    /// Cluster of objects that were read, without DNS.
+    pub fn of(
         objects: Objects,
         pools: &[impl Borrow<AddressPool>],
         ranges: &[impl Borrow<ServiceCIDR>],
@@ -88,7 +89,10 @@ impl Cluster {
     }
 
     /// Refuses names of nodes that the mesh does not have.
-    pub(crate) fn check_nodes(&self, names: &[String]) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// One of them has no WireKubePeer.
+    pub fn check_nodes(&self, names: &[String]) -> anyhow::Result<()> {
         let is_known = |name: &&String| self.objects.peers.iter().any(|peer| peer.name_any() == **name);
         let unknown: Vec<&str> = names.iter().filter(|name| !is_known(name)).map(String::as_str).collect();
         ensure!(
@@ -99,8 +103,11 @@ impl Cluster {
         Ok(())
     }
 
-    /// What the machine of a Peer configures.
-    pub(crate) fn configuration(
+    /// Configuration of the machine of a Peer: through an entry node of it, by default the first, and with more prefixes.
+    ///
+    /// # Errors
+    /// There is no such Peer, it has no such entry node, or it is not clear which tunnel the prefixes are for.
+    pub fn configuration(
         &self,
         peer: &str,
         through: Option<&str>,
@@ -133,8 +140,8 @@ impl Cluster {
         self.dns.iter().all(carries)
     }
 
-    /// The addresses of the Peer's own machine: those of its allowed IPs that are one address.
-    pub(crate) fn addresses(&self, peer: &str) -> Vec<IpNet> {
+    /// Addresses of the Peer's own machine: those of its allowed IPs that are one address.
+    pub fn addresses(&self, peer: &str) -> Vec<IpNet> {
         let spec = self.peer(peer).and_then(|peer| peer.data.get("spec")?.get("allowedIPs")?.as_array());
         let prefixes = spec.into_iter().flatten().filter_map(|text| text.as_str()?.parse::<IpNet>().ok());
         prefixes.filter(|prefix| prefix.prefix_len() == prefix.max_prefix_len()).collect()

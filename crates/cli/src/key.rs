@@ -16,8 +16,11 @@ use crate::query::{connect, current_thread};
 /// How often the node is asked whether its key is in use.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Begins it, and says what happens.
-pub(crate) fn run(KeyCommand::Rotate(arguments): &KeyCommand) -> anyhow::Result<ExitCode> {
+/// Begins the rotation of the key, and says what happens.
+///
+/// # Errors
+/// The node program refuses or does not answer, or the next key is not in use in the time that was given.
+pub fn run(KeyCommand::Rotate(arguments): &KeyCommand) -> anyhow::Result<ExitCode> {
     let text = current_thread(rotate(arguments))?;
     // A closed pipe (`| head`) is not a failure.
     drop(writeln!(std::io::stdout(), "{text}"));
@@ -61,10 +64,8 @@ fn sentence(begun: &RotateKeyResponse, happens: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
-
     use super::*;
-    use crate::arguments::{Arguments, Command};
+    use crate::arguments::tests::command;
 
     #[test]
     fn peers_that_need_another_configuration_are_named() {
@@ -81,14 +82,9 @@ mod tests {
 
     #[test]
     fn the_time_to_wait_is_a_duration() {
-        let parse =
-            |words: &str| Arguments::try_parse_from(format!("fairlead key {words}").split_whitespace());
+        let parse = command::<KeyCommand>;
         assert!(parse("").is_err() && parse("rotate --wait soon").is_err());
-        let Command::Key { command: KeyCommand::Rotate(arguments) } =
-            parse("rotate --force --wait 2m").unwrap().command
-        else {
-            panic!()
-        };
+        let KeyCommand::Rotate(arguments) = parse("rotate --force --wait 2m").unwrap();
         assert_eq!((arguments.force, arguments.wait), (true, Some(Duration::from_secs(120))));
     }
 }

@@ -17,8 +17,7 @@ use super::cluster::Cluster;
 use super::configuration;
 use crate::arguments::peers::MachineArguments;
 use crate::arguments::queries::ConfigurationFormat;
-use crate::logging;
-use crate::output::{Output, render};
+use crate::output::{self, Output, render};
 
 /// What every uplink carries that Fairlead supports: 1,460 bytes, without 80 of WireGuard over IPv6.
 const MTU: u16 = 1380;
@@ -93,8 +92,11 @@ pub(super) fn read_private_key(machine: &MachineArguments) -> anyhow::Result<Opt
     machine.private_key_file.as_deref().map(private_key_of).transpose()
 }
 
-/// The private key in a file.
-pub(crate) fn private_key_of(path: &Path) -> anyhow::Result<PrivateKey> {
+/// Private key in a file, as `wg genkey` prints it.
+///
+/// # Errors
+/// The file cannot be read, or has no key.
+pub fn private_key_of(path: &Path) -> anyhow::Result<PrivateKey> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("cannot read private key file {}", path.display()))?;
     text.trim().parse().with_context(|| format!("cannot use private key file {}", path.display()))
@@ -110,7 +112,7 @@ pub(super) fn print(
 ) -> anyhow::Result<ExitCode> {
     let configuration = cluster.configuration(peer, through, &arguments.allowed_ips)?;
     for problem in &configuration.problems {
-        logging::error(problem);
+        output::error(problem);
     }
     if configuration.peers.is_empty() {
         return Ok(ExitCode::FAILURE);
