@@ -1,3 +1,4 @@
+mod apart;
 mod floors;
 mod layers;
 mod list;
@@ -10,7 +11,7 @@ mod tree;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use cargo_metadata::{DependencyKind, MetadataCommand};
+use cargo_metadata::{Dependency, DependencyKind, MetadataCommand};
 
 use super::*;
 use list::{Known, UPDATE, Violation, judge, parse, update, write};
@@ -41,7 +42,9 @@ fn violations() -> Result<Vec<Violation>, String> {
     let tracked = tracked()?;
     let crates = sources::by_crate(&tracked)?;
     let places = floors::parse(&read("ARCHITECTURE.md")?);
-    let mut found = floors::violations(&places, &dependencies()?);
+    let dependencies = dependencies()?;
+    let mut found = floors::violations(&places, &dependencies);
+    found.extend(apart::violations(apart::APART, &dependencies));
     found.extend(rings::violations(&crates));
     found.extend(layers::violations(&crates));
     found.extend(sizes::items(&crates));
@@ -72,7 +75,7 @@ fn line_counts(tracked: &[String]) -> Result<BTreeMap<String, usize>, String> {
     Ok(lines_by_crate(texts.iter().map(|(path, text)| (*path, text.as_str()))))
 }
 
-/// Normal and build dependencies of the workspace's crates on one another, by directory.
+/// Normal and build dependencies of the workspace's crates: on one another by directory, on those of others by name.
 fn dependencies() -> Result<BTreeMap<String, BTreeSet<String>>, String> {
     let metadata = MetadataCommand::new().current_dir(root()).no_deps().exec();
     let metadata = metadata.map_err(|error| format!("cannot read the workspace: {error}"))?;
@@ -81,7 +84,9 @@ fn dependencies() -> Result<BTreeMap<String, BTreeSet<String>>, String> {
     let mut dependencies: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for package in &metadata.packages {
         let used = package.dependencies.iter().filter(|it| it.kind != DependencyKind::Development);
-        let used = used.filter_map(|it| Some(directory(it.path.as_ref()?.as_std_path()))).collect();
+        let name =
+            |it: &Dependency| it.path.as_ref().map_or(it.name.clone(), |path| directory(path.as_std_path()));
+        let used = used.map(name).collect();
         let manifest = package.manifest_path.as_std_path();
         dependencies.insert(manifest.parent().map(directory).unwrap_or_default(), used);
     }
@@ -292,4 +297,15 @@ fn arrows_beside_and_up_and_crates_without_a_floor_are_found() {
     let arrows = arrows.map(|(user, used)| format!("{user} -> {used}"));
     let expected = ["crates/new".to_owned(), "xtask".to_owned()].into_iter().chain(arrows);
     assert_eq!(found, expected.collect::<Vec<_>>());
+}
+
+#[test]
+fn what_a_crate_must_not_link_is_found_with_the_way_to_it() {
+    let arrows =
+        [("crates/a", "crates/b"), ("crates/b", "crates/c"), ("crates/c", "other"), ("xtask", "crates/c")];
+    let found = |apart: &[(&str, &[&str])]| subjects(apart::violations(apart, &arrows_of(&arrows)));
+    let way = "crates/a -> crates/b -> crates/c";
+    let expected = [(way.to_owned(), 1), (format!("{way} -> other"), 1)];
+    assert_eq!(found(&[("crates/a", &["crates/c", "other", "xtask"])]), expected);
+    assert_eq!(found(&[("crates/c", &["crates/a", "crates/b", "xtask"])]), []);
 }
