@@ -79,7 +79,8 @@ impl Default for PrefixSet {
 
 impl FromIterator<IpNet> for PrefixSet {
     fn from_iter<I: IntoIterator<Item = IpNet>>(prefixes: I) -> Self {
-        let (mut ipv4, mut ipv6) = (Vec::new(), Vec::new());
+        let mut ipv4 = Vec::new();
+        let mut ipv6 = Vec::new();
         for prefix in prefixes {
             match prefix {
                 IpNet::V4(prefix) => ipv4.push(prefix.into()),

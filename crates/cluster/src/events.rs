@@ -235,7 +235,8 @@ impl ProblemEvents {
             return;
         }
         let type_ = if reason == self.words.resolved { EventType::Normal } else { EventType::Warning };
-        let (regarding, action) = (self.regarding.clone(), self.words.action);
+        let regarding = self.regarding.clone();
+        let action = self.words.action;
         let event = PendingEvent { regarding, reason, action, note: notes.join("; ") };
         let (change, answer) = oneshot::channel();
         self.publisher.enqueue(Queued { event, type_, change: Some(change) });

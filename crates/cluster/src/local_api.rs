@@ -120,7 +120,8 @@ fn versioned(mut object: Value, version: &str) -> Value {
 /// Never ends. Objects change and are never deleted.
 fn watch(objects: Arc<dyn LocalObjects>, path: String, version: String) -> Response {
     let events = stream::unfold((version, false), move |(known, waits)| {
-        let (objects, path) = (Arc::clone(&objects), path.clone());
+        let objects = Arc::clone(&objects);
+        let path = path.clone();
         async move {
             if waits {
                 sleep(INTERVAL).await;

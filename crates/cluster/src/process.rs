@@ -78,7 +78,8 @@ fn read(name: &str) -> Option<String> {
 fn cpu_seconds(stat: &str) -> Option<f64> {
     let (_, behind_name) = stat.rsplit_once(')')?;
     let mut fields = behind_name.split_whitespace().skip(11);
-    let (user, system) = (fields.next()?.parse::<f64>().ok()?, fields.next()?.parse::<f64>().ok()?);
+    let user = fields.next()?.parse::<f64>().ok()?;
+    let system = fields.next()?.parse::<f64>().ok()?;
     Some((user + system) / TICKS_PER_SECOND)
 }
 

@@ -85,7 +85,8 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let (kind, metrics) = (kind(request.method(), request.uri()), self.metrics.clone());
+        let kind = kind(request.method(), request.uri());
+        let metrics = self.metrics.clone();
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await;

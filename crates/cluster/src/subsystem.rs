@@ -135,8 +135,10 @@ impl Subsystem {
         task: &'static str,
         work: impl Future<Output = Option<EndReason>> + Send + 'static,
     ) {
-        let (subsystem, stop) = (self.name, self.stop.clone());
-        let (health, first) = (self.health.clone(), self.failure.clone());
+        let subsystem = self.name;
+        let stop = self.stop.clone();
+        let health = self.health.clone();
+        let first = self.failure.clone();
         self.tasks.spawn(async move {
             // What the task left half-changed is not used again: the program ends.
             let reason = match AssertUnwindSafe(work).catch_unwind().await {

@@ -49,9 +49,11 @@ pub(crate) async fn run(
     metrics: GrantMetrics,
     hold_off: Duration,
 ) {
-    let (requests, queue_metrics) = (stores.requests.clone(), metrics.queue.clone());
+    let requests = stores.requests.clone();
+    let queue_metrics = metrics.queue.clone();
     let granter = Arc::new(Granter { client, stores, metrics });
-    let (mut queue, mut running) = (RequestQueue::default(), JoinSet::new());
+    let mut queue = RequestQueue::default();
+    let mut running = JoinSet::new();
     // At most one of each request.
     let mut unwritten = JoinSet::new();
     loop {
@@ -63,7 +65,8 @@ pub(crate) async fn run(
         for uid in queue.start(now, held_until, &views) {
             queue_metrics.started(now, &uid);
             let Some((_, request)) = pending.iter().find(|(of, _)| *of == uid) else { continue };
-            let (granter, request) = (Arc::clone(&granter), Arc::clone(request));
+            let granter = Arc::clone(&granter);
+            let request = Arc::clone(request);
             running.spawn(async move {
                 let answer = granter.answer(&request).await;
                 (request, answer)
@@ -195,7 +198,8 @@ impl Granter {
 
     async fn write(&self, request: &BlockRequest, status: &BlockRequestStatus) -> Result<(), Error> {
         let requests: Api<BlockRequest> = Api::all(self.client.clone());
-        let (name, parameters) = (request.name_any(), PatchParams::default());
+        let name = request.name_any();
+        let parameters = PatchParams::default();
         let patch =
             Patch::Merge(serde_json::json!({ "metadata": { "uid": request.uid() }, "status": status }));
         let written = requests.patch_status(&name, &parameters, &patch);
@@ -251,9 +255,11 @@ impl Granter {
 
     /// Decides and assumes a new block under one lock, so that two requests never get the same block.
     fn decide(&self, request: &BlockRequest, claim: Option<ClaimedBlock>) -> Grant {
-        let (mut known, now) = (self.known(), Instant::now());
+        let mut known = self.known();
+        let now = Instant::now();
         let uid = request.uid().unwrap_or_default();
-        let (pool, node) = (request.spec.pool_name.as_str(), request.spec.node_name.as_str());
+        let pool = request.spec.pool_name.as_str();
+        let node = request.spec.node_name.as_str();
         let pod_capacity = self.stores.nodes.get(&ObjectRef::new(node)).and_then(|node| pod_capacity(&node));
         let question = Request { uid: &uid, pool, node, pod_capacity, claim };
         let answer = grant(&question, &pool_states(&self.stores.pools.state()), known.current(now));

@@ -85,8 +85,8 @@ impl Caches {
         let pools = watcher(Api::all(client.clone()), config()).modify(lean::any);
         let pools = caches::start(subsystem, "AddressPools", pools);
         let known = Arc::new(Mutex::new(KnownBlocks::default()));
-        let (blocks, follower) =
-            (watcher(Api::all(client.clone()), config()).modify(lean::labelled), Arc::clone(&known));
+        let blocks = watcher(Api::all(client.clone()), config()).modify(lean::labelled);
+        let follower = Arc::clone(&known);
         let blocks = blocks.inspect(move |event| {
             if let Ok(event) = event {
                 grants::lock(&follower).observe(Instant::now(), event);
@@ -160,8 +160,9 @@ impl Caches {
     fn start_mesh(self, subsystem: &mut Subsystem, client: &Client, events: EventPublisher) {
         let Self { nodes, meshes, peers, noted, .. } = self;
         let changes = [nodes.subscribe(), peers.subscribe(), meshes.subscribe()];
-        let (all_meshes, all_nodes, all_peers) =
-            (meshes.store.clone(), nodes.store.clone(), peers.store.clone());
+        let all_meshes = meshes.store.clone();
+        let all_nodes = nodes.store.clone();
+        let all_peers = peers.store.clone();
         let granularity = granularity::run(client.clone(), all_meshes, all_nodes, all_peers, changes, events);
         subsystem.spawn("granularity", granularity);
         let changes = [nodes.subscribe(), peers.subscribe(), meshes.subscribe()];
@@ -179,7 +180,8 @@ impl Caches {
 
 /// Node objects are large, and change with every heartbeat.
 fn trim_node(node: &mut Node) {
-    let (labels, annotations) = (node.metadata.labels.take(), node.metadata.annotations.take());
+    let labels = node.metadata.labels.take();
+    let annotations = node.metadata.annotations.take();
     lean::identified(node);
     node.metadata.labels = labels.map(|mut labels| {
         labels.retain(|name, _| Topology::may_be_location(name));
@@ -260,7 +262,8 @@ impl Collector for PoolUsage {
         let Some(stores) = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone() else {
             return Ok(());
         };
-        let (max, allocated) = (Family::<Pool, Gauge>::default(), Family::<Pool, Gauge>::default());
+        let max = Family::<Pool, Gauge>::default();
+        let allocated = Family::<Pool, Gauge>::default();
         let blocks = stores.blocks.state();
         for pool in stores.pools.state() {
             let label = Pool { pool: pool.name_any() };

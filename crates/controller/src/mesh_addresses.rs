@@ -111,7 +111,8 @@ fn ipv6(by_age: &[&Applicant], subnet: Option<Ipv6Net>) -> BTreeMap<String, Ipv6
         });
         all.into_iter().find(|address| subnet.is_none_or(|subnet| subnet.contains(address)))
     };
-    let (mut addresses, mut taken) = (BTreeMap::new(), BTreeSet::new());
+    let mut addresses = BTreeMap::new();
+    let mut taken = BTreeSet::new();
     let mut give = |applicant: &Applicant, address: Option<Ipv6Addr>| match address {
         Some(address) if !addresses.contains_key(&applicant.name) && taken.insert(address) => {
             addresses.insert(applicant.name.clone(), address);
@@ -137,7 +138,8 @@ fn ipv4(
 ) -> BTreeMap<String, Ipv4Addr> {
     let (first, count) = hosts(subnet);
     let is_host = |address: Ipv4Addr| u64::from(address.to_bits().wrapping_sub(first)) < count;
-    let (mut addresses, mut taken) = (BTreeMap::new(), BTreeSet::new());
+    let mut addresses = BTreeMap::new();
+    let mut taken = BTreeSet::new();
     for applicant in by_age {
         let present = applicant.present.iter().find_map(|address| match address {
             IpAddr::V4(address) if is_host(*address) => Some(*address),
@@ -176,7 +178,8 @@ fn ipv4(
 
 /// The first address that a host of the subnet may have, and how many there are.
 fn hosts(subnet: Ipv4Net) -> (u32, u64) {
-    let (network, size) = (subnet.network().to_bits(), 1u64 << (32 - u32::from(subnet.prefix_len())));
+    let network = subnet.network().to_bits();
+    let size = 1u64 << (32 - u32::from(subnet.prefix_len()));
     match size {
         1 | 2 => (network, size),
         _ => (network.wrapping_add(1), size.saturating_sub(2)),

@@ -60,14 +60,16 @@ pub(crate) async fn run(
 
 /// Reserved blocks and those without a node are never released.
 fn owned(block: &AddressBlock) -> Option<OwnedBlock<'_>> {
-    let (uid, node) = (block.metadata.uid.as_deref()?, block.node()?);
+    let uid = block.metadata.uid.as_deref()?;
+    let node = block.node()?;
     let granted = block.labels().contains_key(LABEL_REQUEST);
     (!block.is_reserved()).then_some(OwnedBlock { uid, node, granted })
 }
 
 /// Whether it is released.
 async fn try_release(client: &Client, block: &AddressBlock, metrics: &OrphanMetrics) -> bool {
-    let (name, node) = (block.name_any(), block.node().unwrap_or_default());
+    let name = block.name_any();
+    let node = block.node().unwrap_or_default();
     let outcome = release(client, block).await;
     metrics.count(outcome.as_ref().ok());
     match outcome {
@@ -128,7 +130,8 @@ impl OrphanMetrics {
 /// Once the deletion has been accepted, no pod gets an address from the block. Then the Node is read again: if it was
 /// created in between, its program owns the finalizer and releases the block when the last pod has left.
 async fn release(client: &Client, block: &AddressBlock) -> Result<Outcome, kube::Error> {
-    let (name, node) = (block.name_any(), block.node().unwrap_or_default());
+    let name = block.name_any();
+    let node = block.node().unwrap_or_default();
     let blocks: Api<AddressBlock> = Api::all(client.clone());
     if exists(client, node).await? {
         return Ok(Outcome::Kept);

@@ -43,7 +43,8 @@ pub(crate) async fn run(
     let mut addresses = Addresses::new(client);
     let mut changes = Changes { watches, resync: RESYNC_INTERVAL, debounce: DEBOUNCE };
     loop {
-        let (peers, all) = (peers.state(), nodes.state());
+        let peers = peers.state();
+        let all = nodes.state();
         let meshes = meshes.state();
         let is_complete = addresses.update(&meshes, &peers, &all).await;
         let mesh = WireKubeMesh::selected(&meshes);

@@ -109,10 +109,12 @@ pub(crate) async fn run(
     let api: Api<AddressPool> = Api::all(client);
     let mut changes = Changes { watches, resync: RESYNC_INTERVAL, debounce: DEBOUNCE };
     loop {
-        let (start, mut ok) = (Instant::now(), true);
+        let start = Instant::now();
+        let mut ok = true;
         let nodes = stores.nodes.state();
         let capacities = nodes.iter().filter_map(|node| Some((node.name_any(), pod_capacity(node)?)));
-        let (capacities, now) = (capacities.collect(), jiff::Timestamp::now());
+        let capacities = capacities.collect();
+        let now = jiff::Timestamp::now();
         let pools = stores.pools.state();
         // Grants wait meanwhile: of the index of all blocks only counts are read, which takes as long as one grant.
         let actions = actions(&pools, lock(&stores.known).current(start), &capacities, now);

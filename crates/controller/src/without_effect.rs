@@ -40,14 +40,16 @@ pub(crate) async fn run(
     loop {
         let now = jiff::Timestamp::now();
         for mesh in meshes.state() {
-            let (name, api) = (mesh.name_any(), Api::<WireKubeMesh>::all(client.clone()));
+            let name = mesh.name_any();
+            let api = Api::<WireKubeMesh>::all(client.clone());
             if let Some(patch) = of_mesh(&mesh, now) {
                 report(&name, api.patch_status(&name, &parameters(), &Patch::Apply(patch)).await);
             }
         }
         for egress in egresses.state() {
             let namespace = egress.namespace().unwrap_or_default();
-            let (name, api) = (egress.name_any(), Api::<Egress>::namespaced(client.clone(), &namespace));
+            let name = egress.name_any();
+            let api = Api::<Egress>::namespaced(client.clone(), &namespace);
             if let Some(patch) = of_egress(&egress, now) {
                 report(&name, api.patch_status(&name, &parameters(), &Patch::Apply(patch)).await);
             }

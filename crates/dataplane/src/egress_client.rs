@@ -121,7 +121,8 @@ pub fn sync(
             return Err(Error::Foreign { netns: netns.path().to_owned(), what });
         }
     }
-    let (mut done, mut failure) = (Vec::new(), None);
+    let mut done = Vec::new();
+    let mut failure = None;
     for (family, desired) in families {
         match sync_family(netns, family, desired, links) {
             Ok(steps) => done.extend(steps),

@@ -171,7 +171,8 @@ struct Present {
 
 impl Present {
     fn read(socket: &mut RouteSocket) -> Result<Self> {
-        let (mut ours, mut foreign_remotes) = (BTreeMap::new(), Vec::new());
+        let mut ours = BTreeMap::new();
+        let mut foreign_remotes = Vec::new();
         for half in &HALVES {
             for link in socket.links_of_kind(half.kind)? {
                 if link.name == half.link {

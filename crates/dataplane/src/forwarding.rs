@@ -162,7 +162,8 @@ pub fn mark_pods(is_dropped: bool) -> Result<Option<Applied>> {
     let rules = [Meta::InputInterfaceGroup, Meta::OutputInterfaceGroup].map(rule).to_vec();
     let chain = Chain { hook: Hook::FilterForward, priority: PRIORITY, rules };
     let chains = BTreeMap::from([("forward".to_owned(), chain)]);
-    let (sets, maps) = (BTreeMap::new(), BTreeMap::new());
+    let sets = BTreeMap::new();
+    let maps = BTreeMap::new();
     nft_table::apply(&Table {
         name: NFT_TABLE_FORWARD.to_owned(),
         sets,

@@ -323,7 +323,9 @@ fn routes(device: Option<u32>, state: &MeshState) -> Vec<Route> {
         device.into_iter().flat_map(|link| unrouted.clone().flat_map(move |it| to_targets(*it, state, link)));
     let families = IpFamily::BOTH.into_iter().filter(|family| has_ipv6 || *family == IpFamily::V4);
     let into_mesh = families.flat_map(|family| {
-        let (table, protocol, everything) = (names::TABLE_MESH, names::ROUTE_PROTOCOL, family.everything());
+        let table = names::TABLE_MESH;
+        let protocol = names::ROUTE_PROTOCOL;
+        let everything = family.everything();
         let onto = |link| Route::onto(table, protocol, everything, link);
         let unreachable = routes::unreachable(table, protocol, everything);
         device.map(onto).into_iter().chain([unreachable])
@@ -351,7 +353,8 @@ fn narrow_route(NarrowRoute { destination, mtu }: &NarrowRoute, link: u32) -> Op
 }
 
 fn plain_route(PlainRoute { destination, gateway, link, is_tunnel }: &PlainRoute) -> Route {
-    let (table, protocol) = (names::TABLE_MESH, names::ROUTE_PROTOCOL);
+    let table = names::TABLE_MESH;
+    let protocol = names::ROUTE_PROTOCOL;
     if destination.addr() == *gateway && destination.prefix_len() == destination.max_prefix_len() {
         return Route::onto(table, protocol, *destination, *link);
     }

@@ -180,7 +180,9 @@ fn plan(wanted: &Table, present: Option<TableState>) -> Result<Planned> {
         let messages = nftables::create(wanted)?;
         return Ok(Planned { applied: Applied::Rebuilt, messages, state: wanted.clone().into() });
     };
-    let (mut messages, mut deleted, mut added) = (Vec::new(), 0usize, 0usize);
+    let mut messages = Vec::new();
+    let mut deleted = 0usize;
+    let mut added = 0usize;
     for (name, addresses) in &wanted.sets {
         let held = state.sets.remove(name).unwrap_or_else(|| Elements::empty(addresses.family()));
         let difference = held.difference(addresses);

@@ -206,7 +206,8 @@ fn make_pair(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket)
 fn make_links(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket) -> Result<Link> {
     let kernel = |source| kernel_error(spec, source);
     let container = VethEnd { name: &spec.ifname, mac: Some(plan.container_mac), mtu: spec.mtu, group: 0 };
-    let (mut attempt, mut searched) = (0, false);
+    let mut attempt = 0;
+    let mut searched = false;
     while attempt < NAME_TRIES {
         let name = plan.host_name(attempt);
         let end = VethEnd { name: &name, mac: Some(plan.host_mac), mtu: spec.mtu, group: LINK_GROUP_PODS };

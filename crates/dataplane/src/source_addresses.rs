@@ -211,7 +211,8 @@ fn proxy_changes(
     found: &Found,
 ) -> (Vec<Message>, Vec<Message>) {
     let on_uplinks = |source: &Source| {
-        let (address, protocol) = (source.address, ids.protocol());
+        let address = source.address;
+        let protocol = ids.protocol();
         found.uplinks(address).into_iter().map(move |uplink| Proxy { address, link: uplink.link, protocol })
     };
     let wanted: BTreeSet<Proxy> = sources.iter().flat_map(on_uplinks).collect();

@@ -240,7 +240,8 @@ impl Discovery {
 
     fn restore_one(&mut self, stored: &Stored, now: Instant) -> bool {
         let mut accept = |data, endpoints, ttl| {
-            let (cluster, affiliate) = ((*stored.cluster).to_owned(), (*stored.affiliate).to_owned());
+            let cluster = (*stored.cluster).to_owned();
+            let affiliate = (*stored.affiliate).to_owned();
             let update = Update { cluster, affiliate, data, endpoints, ttl };
             // No caller is charged for it.
             self.update(Source::unknown(), &update, now).is_ok()

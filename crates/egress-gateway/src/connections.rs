@@ -84,7 +84,8 @@ pub(crate) async fn watch(mut watch: Watch) -> anyhow::Result<()> {
                 }
             }
         }
-        let (is_new, is_missed) = (watch.follow_sources(), watch.take(&events));
+        let is_new = watch.follow_sources();
+        let is_missed = watch.take(&events);
         events.clear();
         if (is_new || is_missed) && !std::mem::replace(&mut is_soon, true) {
             lists.reset_after(LIST_SOON);
@@ -135,7 +136,8 @@ impl Watch {
         }
         let now = now();
         let Self { store, known, metrics, pods, copies, .. } = self;
-        let (mut is_incomplete, mut ended) = (false, Vec::new());
+        let mut is_incomplete = false;
+        let mut ended = Vec::new();
         let mut connections = known.locked();
         store.read(|registry| {
             for event in events {
@@ -230,7 +232,8 @@ fn pod(registry: &Registry, pods: &mut HashMap<IpAddr, Arc<Pod>>, address: IpAdd
     let Some(owner) = registry.owners().get(&address) else {
         return registry.adopted().contains(&address).then(Arc::default);
     };
-    let (namespace, name) = (&owner.client.namespace, &owner.client.name);
+    let namespace = &owner.client.namespace;
+    let name = &owner.client.name;
     let pod = pods.entry(address).or_default();
     if (&pod.namespace, &pod.name) != (namespace, name) {
         *pod = Arc::new(Pod { namespace: namespace.clone(), name: name.clone() });

@@ -215,7 +215,9 @@ impl DataPath {
     async fn apply(&mut self) -> bool {
         let (version, desired) = self.inputs.desired();
         let standby = desired.sources.as_ref().is_some_and(|sources| sources.standby);
-        let (settings, plane, table) = (self.settings.clone(), self.plane.take(), self.table.clone());
+        let settings = self.settings.clone();
+        let plane = self.plane.take();
+        let table = self.table.clone();
         let work = move || {
             let faults = plane::prepare_host(&settings);
             let mut plane = match plane.map_or_else(|| Plane::open(settings, table), Ok) {

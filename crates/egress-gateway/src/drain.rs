@@ -46,7 +46,8 @@ pub(crate) async fn drain(
                 return tracing::info!("flows go on at the gateways that hold the source addresses now");
             }
         }
-        let (clients, copies) = (store.read(Registry::addresses), announced.floating().not_held);
+        let clients = store.read(Registry::addresses);
+        let copies = announced.floating().not_held;
         let flows = tokio::task::spawn_blocking(move || flows(&clients, &copies)).await.unwrap_or(None);
         // Node programs may still be sending new flows here: they hear of the drain meanwhile.
         if flows == Some(0) && start.elapsed() >= INTERVAL {

@@ -326,7 +326,8 @@ impl Holds {
         settling: &BTreeMap<u32, Instant>,
     ) {
         let of = |(number, addresses): (u32, &Vec<IpAddr>)| {
-            let (term, settling) = (held.get(&number)?.term, settling.contains_key(&number));
+            let term = held.get(&number)?.term;
+            let settling = settling.contains_key(&number);
             let hold = |address: &IpAddr| {
                 let until = *deadlines.get(address)?;
                 Some(HeldAddress { address: *address, term, until, settling })

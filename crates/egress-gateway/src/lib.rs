@@ -173,10 +173,12 @@ async fn run_with(
             "keeping the clients of an earlier process until nodes name theirs"
         );
     }
-    let (follower, in_place) = (Follower::default(), watch::Sender::default());
+    let follower = Follower::default();
+    let in_place = watch::Sender::default();
     let registry = Registry::new(settings.addresses.clone(), adopted);
     let parts = Parts::new(registry, follower.cluster(), in_place.subscribe());
-    let (announced, options) = (parts.announcer.announced(), parts.cluster.options.clone());
+    let announced = parts.announcer.announced();
+    let options = parts.cluster.options.clone();
     let watch =
         connections::Watch::new(Arc::clone(&parts.store), announced.clone(), options, known, metrics.clone());
     supervisor.subsystem("connections").spawn("events", connections::watch(watch));
@@ -211,7 +213,9 @@ fn serve_metrics(
     metrics: &Metrics,
     known: &connections::Known,
 ) -> anyhow::Result<()> {
-    let (of_clients, of_load, of_connections) = (metrics.clone(), metrics.clone(), known.clone());
+    let of_clients = metrics.clone();
+    let of_load = metrics.clone();
+    let of_connections = known.clone();
     let scrape = http::metrics(move |format| exposition::text(&registry, format))
         .merge(http::json("/clients", move |_| Ok(Clients { clients: of_clients.clients() })))
         .merge(http::json("/load", move |_| Ok(of_load.load())))

@@ -303,7 +303,8 @@ struct TunnelLinks {
 
 impl TunnelLinks {
     fn read() -> Result<Self> {
-        let (mut ours, mut kernel) = (BTreeMap::new(), BTreeMap::new());
+        let mut ours = BTreeMap::new();
+        let mut kernel = BTreeMap::new();
         for link in RouteSocket::open()?.links()?.into_iter().filter(|link| is_link_name(&link.name)) {
             match link.kind.as_deref() {
                 Some(KIND_IFB) => drop(ours.insert(link.name.clone(), link)),

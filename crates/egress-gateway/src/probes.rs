@@ -93,7 +93,8 @@ fn warn_impossible(outcome: Outcome, sockets: &EchoSockets, is_possible: &mut bo
 
 /// Asks all targets, and takes what has come until the next probe is due.
 async fn probe(sockets: &mut EchoSockets, check: &HealthCheck, started: Instant) -> Outcome {
-    let (mut echo, mut connect) = (BTreeSet::<IpAddr>::new(), Vec::<SocketAddr>::new());
+    let mut echo = BTreeSet::<IpAddr>::new();
+    let mut connect = Vec::<SocketAddr>::new();
     for target in &check.targets {
         match target {
             Target::Echo(address) => drop(echo.insert(*address)),

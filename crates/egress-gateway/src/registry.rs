@@ -291,7 +291,9 @@ impl Registry {
     fn judge_node<'a>(&self, node: &str, of_node: &'a NodeClaims) -> (Vec<&'a Claim>, Vec<Refusal>) {
         let mut claims: Vec<&Claim> = of_node.claims.values().collect();
         claims.sort_unstable_by_key(|claim| std::cmp::Reverse(claim.number));
-        let (mut accepted, mut refused, mut taken) = (Vec::new(), Vec::new(), BTreeSet::new());
+        let mut accepted = Vec::new();
+        let mut refused = Vec::new();
+        let mut taken = BTreeSet::new();
         for claim in claims {
             let client = &claim.client;
             if let Some(refusal) = self.fault(node, client) {

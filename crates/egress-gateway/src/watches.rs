@@ -215,7 +215,8 @@ impl Watches {
             Destinations::parse(&egress.spec.destinations, &egress.spec.excluded_destinations)
                 .map_err(|error| format!("InvalidDestination: {error}"))?;
         let namespaces = egress.spec.allowed_namespaces.clone().map(|names| names.into_iter().collect());
-        let (nodes, blocks) = (self.nodes.store.state(), self.blocks.store.state());
+        let nodes = self.nodes.store.state();
+        let blocks = self.blocks.store.state();
         let mut facts = Facts { namespaces, ..Facts::default() };
         for node in &nodes {
             facts.nodes.insert(node.name.clone());

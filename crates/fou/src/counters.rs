@@ -111,8 +111,10 @@ impl ClientTraffic {
         numbers.into_iter().fold(
             Self::default(),
             |sum, [sent_packets, sent_bytes, received_packets, received_bytes]| {
-                let (sent_packets, sent_bytes) = (*sent_packets, *sent_bytes);
-                let (received_packets, received_bytes) = (*received_packets, *received_bytes);
+                let sent_packets = *sent_packets;
+                let sent_bytes = *sent_bytes;
+                let received_packets = *received_packets;
+                let received_bytes = *received_bytes;
                 sum.and(Self { sent_packets, sent_bytes, received_packets, received_bytes })
             },
         )

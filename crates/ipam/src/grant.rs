@@ -173,7 +173,8 @@ fn check_limit(request: &Request<'_>, pool: &Pool, blocks: &BlockIndex) -> Resul
     if request.node.is_empty() || held < limit {
         return Ok(());
     }
-    let (pool, node) = (request.pool.to_owned(), request.node.to_owned());
+    let pool = request.pool.to_owned();
+    let node = request.node.to_owned();
     Err(Refusal::BlockLimit { pool, node, blocks: held, limit })
 }
 
@@ -192,7 +193,8 @@ fn claimed(
 ) -> Result<Claimed, Refusal> {
     let ClaimedBlock { index, nets } = claim;
     let conflict = |cause| {
-        let (pool, node) = (request.pool.to_owned(), request.node.to_owned());
+        let pool = request.pool.to_owned();
+        let node = request.node.to_owned();
         Refusal::ClaimConflict { pool, node, index, nets, cause }
     };
     if pool.block(index) != Some(nets) {

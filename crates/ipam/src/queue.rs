@@ -68,7 +68,8 @@ impl RequestQueue {
             pending.iter().enumerate().map(|(position, request)| (request.uid, position)).collect();
         while self.running.len() < MAX_RUNNING {
             let next = of_node.iter().filter_map(|(node, requests)| {
-                let (first, running) = (requests.last()?, self.running_of(node));
+                let first = requests.last()?;
+                let running = self.running_of(node);
                 let position = positions.get(first.uid)?;
                 (running < MAX_RUNNING_OF_NODE).then_some((!first.claims, running, *position, *node))
             });

@@ -234,7 +234,8 @@ impl AllocationTable {
     /// blocks and the others become empty and can be released.
     pub fn allocate(&mut self, pool: &str, key: &Key) -> Answer {
         if let Some(allocated) = self.allocated.get(key) {
-            let (ipv4, ipv6) = (allocated.ipv4, allocated.ipv6);
+            let ipv4 = allocated.ipv4;
+            let ipv6 = allocated.ipv6;
             let block = self.block_of(allocated).map(|block| block.name.clone());
             let pool = allocated.pool.clone();
             return Answer::Allocated(Allocation { pool, ipv4, ipv6, block, is_new: false });

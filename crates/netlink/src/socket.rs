@@ -240,7 +240,8 @@ impl Socket {
     }
 
     fn dump_replies(&mut self, what: &str) -> Result<Option<Vec<Reply>>> {
-        let (mut replies, mut interrupted) = (Vec::new(), false);
+        let mut replies = Vec::new();
+        let mut interrupted = false;
         loop {
             let received = self.receive()?;
             let mut rest = self.buffer.get(..received).unwrap_or_default();

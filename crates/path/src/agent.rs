@@ -200,7 +200,8 @@ impl PathAgent {
             && !peer.prober.works(now)
         {
             peer.changed = now;
-            let (source, reason) = (attempt.candidate.source, attempt.reason);
+            let source = attempt.candidate.source;
+            let reason = attempt.reason;
             self.events.push_back(Event::SetEndpoint { peer: *key, endpoint, source, reason });
         }
         peer.report_state(now, key, &mut self.events);
@@ -330,7 +331,8 @@ impl PathAgent {
     /// The state of a peer at `now`, for users.
     pub fn status(&self, now: Duration, key: &PublicKey) -> Option<Status> {
         let peer = self.peers.get(key)?;
-        let (round_trip, loses_long) = (peer.prober.round_trip(), peer.prober.loses_long(now));
+        let round_trip = peer.prober.round_trip();
+        let loses_long = peer.prober.loses_long(now);
         let route_mtu = peer.route_mtu;
         let mut status = Status { round_trip, loses_long, route_mtu, ..peer.rotation.status(now) };
         peer.explain_keepalive(&mut status);

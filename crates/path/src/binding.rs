@@ -101,7 +101,8 @@ impl Bindings {
         if is_other && std::mem::take(&mut binding.is_bound) {
             self.outcomes.push_back((peer, Outcome::Lost));
         }
-        let (address, asked) = (canonical(port.address), binding.asked);
+        let address = canonical(port.address);
+        let asked = binding.asked;
         let port = Some(RelayPort { address, ..port });
         *binding = Binding {
             port,
@@ -232,7 +233,8 @@ impl Binding {
         }
         *sent = sent.saturating_add(1);
         *transaction = TransactionId(random.random());
-        let (transaction, nonce) = (*transaction, self.nonce);
+        let transaction = *transaction;
+        let nonce = self.nonce;
         let request = AuthenticatedRequest { transaction, change_port: false, user: None, nonce };
         Some(Transmit { local: None, socket: None, remote: address, payload: request.encode(&token) })
     }

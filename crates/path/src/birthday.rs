@@ -229,7 +229,8 @@ impl Birthdays {
         let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.peer == *peer) else {
             return false;
         };
-        let (is_of_target, random) = (from.ip() == attempt.target.ip(), &mut self.random);
+        let is_of_target = from.ip() == attempt.target.ip();
+        let random = &mut self.random;
         let asked = match (&mut attempt.stage, socket) {
             (Stage::Following(following), None) if is_of_target => {
                 following.reached.handle_request(from, random)
@@ -311,7 +312,8 @@ impl Birthdays {
     pub(crate) fn handle_timeout(&mut self, now: Duration) {
         self.leave_unclaimed(now);
         let Some(attempt) = &mut self.attempt else { return };
-        let (peer, elapsed) = (attempt.peer, now.saturating_sub(attempt.began));
+        let peer = attempt.peer;
+        let elapsed = now.saturating_sub(attempt.began);
         let mut end = None;
         let mut is_measured = false;
         match &mut attempt.stage {
@@ -325,7 +327,8 @@ impl Birthdays {
             }
             Stage::Listening(listening) => {
                 for (socket, transaction) in listening.due(now, &mut self.random) {
-                    let (to, socket) = (attempt.target, Some(socket));
+                    let to = attempt.target;
+                    let socket = Some(socket);
                     self.actions.push_back(Action::Request { peer, to, socket, transaction });
                 }
                 end = (elapsed >= MAX_ATTEMPT).then_some(BirthdayOutcome::NoPortFound);
@@ -418,7 +421,8 @@ impl Birthdays {
             attempt.asked.pop_front();
         }
         attempt.asked.push_back(transaction);
-        let (peer, ports) = (attempt.peer, attempt.ports);
+        let peer = attempt.peer;
+        let ports = attempt.ports;
         self.actions.push_back(Action::Ask { peer, transaction, ports });
     }
 

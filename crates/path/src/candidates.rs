@@ -131,7 +131,9 @@ pub fn order(own: &OwnView, peer: &PeerView) -> Vec<Candidate> {
 
     let mut seen = BTreeSet::new();
     ranked.retain(|(_, candidate)| seen.insert(candidate.address));
-    let (mut hosts, mut observed, mut translated) = (0usize, 0usize, 0usize);
+    let mut hosts = 0usize;
+    let mut observed = 0usize;
+    let mut translated = 0usize;
     ranked.retain(|(_, candidate)| {
         let kind = match candidate.source {
             Source::Host => &mut hosts,

@@ -121,7 +121,8 @@ impl FilteringTest {
     pub(crate) fn handle_datagram(&mut self, remote: SocketAddr, bytes: &[u8]) -> bool {
         let (Some(relay), Some(round)) = (self.relay, &mut self.round) else { return false };
         let Ok(response) = parse_response(bytes) else { return false };
-        let (remote, transaction) = (canonical(remote), Some(response.transaction));
+        let remote = canonical(remote);
+        let transaction = Some(response.transaction);
         if remote == relay.other && round.other == transaction {
             round.other = None;
             return true;

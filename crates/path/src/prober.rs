@@ -127,7 +127,8 @@ impl Prober {
             path.origin = Origin::Published;
             self.paths.all.push(path);
         }
-        let (is_relay_only, current) = (self.network.is_relay_only(), self.paths.current);
+        let is_relay_only = self.network.is_relay_only();
+        let current = self.paths.current;
         let keeps = |path: &Path| {
             let is_in_use = Some(path.candidate.address) == current;
             let is_other = path.origin != Origin::Published || is_in_use;

@@ -78,7 +78,8 @@ impl ReflexiveAddresses {
             observers.entry(seen.address).or_default().insert(seen.by);
         }
         let of_family = |is_ipv4| self.seen.keys().filter(|(_, family)| *family == is_ipv4).count();
-        let (ipv6, ipv4) = (of_family(false), of_family(true));
+        let ipv6 = of_family(false);
+        let ipv4 = of_family(true);
         let counts = |(address, by): &(SocketAddr, BTreeSet<IpAddr>)| {
             by.len() >= 2 || if address.is_ipv4() { ipv4 == 1 } else { ipv6 == 1 }
         };

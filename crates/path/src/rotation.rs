@@ -141,7 +141,8 @@ impl Rotation {
 
     fn promoted_candidate(&self, before: &[Candidate], current: SocketAddr) -> Option<SocketAddr> {
         let rank = |list: &[Candidate], address| list.iter().position(|c| c.address == address);
-        let (current_before, current_now) = (rank(before, current), rank(&self.candidates, current));
+        let current_before = rank(before, current);
+        let current_now = rank(&self.candidates, current);
         let untried = self.candidates.iter().filter(|candidate| !self.attempts.contain(candidate.address));
         let is_promoted = |candidate: &&Candidate| {
             let rank_before = rank(before, candidate.address);

@@ -112,7 +112,8 @@ impl Inventory {
     }
 
     fn view(&self, kernel: Kernel) -> NodeView {
-        let (blocks, pools) = (&self.blocks, &self.pools);
+        let blocks = &self.blocks;
+        let pools = &self.pools;
         let pods = self.known_pods();
         let reservation = |one| self.reservation(one, pods.as_deref().unwrap_or_default());
         NodeView {
@@ -245,7 +246,8 @@ fn owner_by_address(allocated: &Allocated, pods: &[KnownPod]) -> Option<check::O
     let claims =
         |pod: &&KnownPod| pod.has_network && pod.addresses.iter().any(|address| own.contains(address));
     let pod = pods.iter().find(claims)?;
-    let (namespace, name) = (pod.namespace.clone(), pod.name.clone());
+    let namespace = pod.namespace.clone();
+    let name = pod.name.clone();
     Some(check::Owner { namespace, name, uid: pod.uids.first().cloned() })
 }
 

@@ -97,8 +97,10 @@ impl PodNetwork {
     }
 
     async fn run(self, mut kernel: KernelChanges) -> Infallible {
-        let (mut pools, mut meshes) = (self.pools.subscribe(), self.meshes.subscribe());
-        let (mut blocks, mut firewalls) = (None, ForwardRules::default());
+        let mut pools = self.pools.subscribe();
+        let mut meshes = self.meshes.subscribe();
+        let mut blocks = None;
+        let mut firewalls = ForwardRules::default();
         loop {
             let mut problems = Vec::new();
             match self.pass_firewalls(&mut firewalls).await {
@@ -165,7 +167,8 @@ impl PodNetwork {
     /// correction.
     async fn refuse_unallocated(&self, known: &mut Option<Vec<IpNet>>) -> anyhow::Result<()> {
         let Some(blocks) = self.ipam.pod_prefixes() else { return Ok(()) };
-        let (ids, wanted) = (self.ipam.numbers(), blocks.clone());
+        let ids = self.ipam.numbers();
+        let wanted = blocks.clone();
         let done = tokio::task::spawn_blocking(move || routes::sync_blocks(ids, &wanted)).await?;
         let done = done.context("cannot refuse packets to addresses that no pod has")?;
         if !done.is_empty() && known.as_ref() == Some(&blocks) {
@@ -207,7 +210,8 @@ impl PodNetwork {
         if !has_masquerade_settings(&self.pools, &self.meshes) {
             return Ok(());
         }
-        let (pools, meshes) = (self.pools.store.state(), self.meshes.store.state());
+        let pools = self.pools.store.state();
+        let meshes = self.meshes.store.state();
         let mesh = WireKubeMesh::selected(&meshes).cloned();
         // What an earlier program left out for networks of peers stays until they are known.
         if mesh.as_deref().is_some_and(WireKubeMesh::includes_pod_networks) && !self.peers.has_answer() {
@@ -238,7 +242,8 @@ impl PodNetwork {
     }
 
     fn corrected(&self, object: Object, operation: &str, pod: Option<&Repair>) {
-        let (container, link) = (pod.map(|it| it.container_id.as_str()), pod.map(|it| it.host_name.as_str()));
+        let container = pod.map(|it| it.container_id.as_str());
+        let link = pod.map(|it| it.host_name.as_str());
         tracing::warn!(container, link, operation, "corrected the network of the pods");
         self.metrics.corrected(object);
     }

@@ -34,8 +34,8 @@ impl Epoch {
             // Answers may overtake each other.
             return self.seconds.abs_diff(later.seconds) > 1;
         };
-        let (ours, theirs) =
-            (later.at.saturating_duration_since(self.at), Duration::from_secs(theirs.into()));
+        let ours = later.at.saturating_duration_since(self.at);
+        let theirs = Duration::from_secs(theirs.into());
         let is_slow = |one: Duration, other: Duration| {
             one.saturating_add(MARGIN) < other.saturating_sub(other.checked_div(DRIFT).unwrap_or_default())
         };

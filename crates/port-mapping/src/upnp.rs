@@ -165,7 +165,8 @@ async fn fetch(request: &Request, location: &Location, message: &str) -> io::Res
         let mut stream = socket::tcp(request, location.address).await?;
         let client = stream.local_addr()?.ip();
         stream.write_all(message.as_bytes()).await?;
-        let (mut response, mut buffer) = (Vec::new(), vec![0; 8 * 1024]);
+        let mut response = Vec::new();
+        let mut buffer = vec![0; 8 * 1024];
         let mut limited = (&mut stream).take(MAX_RESPONSE);
         loop {
             let length = limited.read(&mut buffer).await?;

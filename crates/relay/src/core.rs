@@ -365,7 +365,8 @@ impl Relay {
         for (number, id) in (0..count).zip(ids) {
             let reconnect_after =
                 close_after.saturating_mul(number).checked_div(count).unwrap_or_default() / 2;
-            let (reconnect_after, close_after) = (milliseconds(reconnect_after), milliseconds(close_after));
+            let reconnect_after = milliseconds(reconnect_after);
+            let close_after = milliseconds(close_after);
             self.send(id, &Frame::Draining { reconnect_after, close_after });
         }
     }

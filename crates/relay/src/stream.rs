@@ -195,7 +195,8 @@ impl<S: AsyncRead> FrameReader<S> {
     ) -> Result<T, StreamError> {
         loop {
             if let Some(parsed) = parse(&self.buffer, limit)? {
-                let (result, length) = (handle(&parsed), parsed.length);
+                let result = handle(&parsed);
+                let length = parsed.length;
                 self.consume(length);
                 return Ok(result);
             }

@@ -118,7 +118,8 @@ impl EchoSockets {
 
     /// Opens it at the first use: most nodes ask in one family, or none.
     fn socket(&mut self, is_ipv4: bool) -> io::Result<&Socket> {
-        let (kind, token) = (self.kind, self.token);
+        let kind = self.kind;
+        let token = self.token;
         let slot = if is_ipv4 { &mut self.v4 } else { &mut self.v6 };
         match slot {
             Some(socket) => Ok(socket),

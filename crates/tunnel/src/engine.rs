@@ -269,10 +269,12 @@ impl Engine {
         out: &mut Outbox,
         packets: &mut Vec<Range<usize>>,
     ) {
-        let (path, first) = (received.path, packets.len());
+        let path = received.path;
+        let first = packets.len();
         self.with_peer(peer, now, out, |peer, context| {
             for Message { range, decrypted } in messages {
-                let (start, inner) = (range.start, decrypted.inner());
+                let start = range.start;
+                let inner = decrypted.inner();
                 if peer.receive_data(decrypted, range.len(), path, context) && !inner.is_empty() {
                     packets.push(inner.start.saturating_add(start)..inner.end.saturating_add(start));
                 }

@@ -33,7 +33,8 @@ pub(crate) fn split_read(read: &[u8]) -> Option<Vec<Vec<u8>>> {
 
 /// See [`crate::join_packets`].
 pub(crate) fn join_packets(packets: &[Vec<u8>], udp: bool) -> Vec<Vec<u8>> {
-    let (mut merger, mut buffer) = (Merger::new(udp), packets.concat());
+    let mut merger = Merger::new(udp);
+    let mut buffer = packets.concat();
     let mut start = 0_usize;
     for packet in packets {
         let end = start.saturating_add(packet.len());

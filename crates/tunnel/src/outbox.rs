@@ -156,7 +156,8 @@ impl Outbox {
         if self.encrypts_at_once {
             self.batches.back_mut().into_iter().for_each(Batch::encrypt);
         }
-        let (bytes, key) = (self.pool.pop().unwrap_or_default(), key.cloned());
+        let bytes = self.pool.pop().unwrap_or_default();
+        let key = key.cloned();
         let batch = Batch { to, bytes, datagram_length: 0, last_length: 0, datagrams: 0, waiting: 0, key };
         self.batches.push_back(batch);
     }

@@ -261,7 +261,9 @@ impl Peer {
     }
 
     fn tunnel(&mut self) -> &mut Tunnel {
-        let (identity, key, preshared_key) = (&self.identity, self.key, self.preshared_key.map(|key| key.0));
+        let identity = &self.identity;
+        let key = self.key;
+        let preshared_key = self.preshared_key.map(|key| key.0);
         let new = || Box::new(Tunnel::new(Arc::clone(identity), key, preshared_key));
         self.sessions.tunnel.get_or_insert_with(new)
     }

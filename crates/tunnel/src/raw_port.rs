@@ -217,7 +217,8 @@ fn parse(path: &Path, packet: &[u8]) -> Option<PathDatagram> {
 /// A UDP header with its checksum, and the payload; `None` if it is too long.
 fn datagram(local: SocketAddr, remote: SocketAddr, payload: &[u8]) -> Option<Vec<u8>> {
     let length = u16::try_from(payload.len().checked_add(HEADER)?).ok()?;
-    let (from, to) = (local.port().to_be_bytes(), remote.port().to_be_bytes());
+    let from = local.port().to_be_bytes();
+    let to = remote.port().to_be_bytes();
     let mut datagram = [&from[..], &to, &length.to_be_bytes(), &[0; 2], payload].concat();
     let pseudo_header = [octets(local.ip()), octets(remote.ip())].concat();
     let sum = [PROTOCOL_UDP, length]

@@ -378,7 +378,9 @@ impl Receiver {
                 Some(&mut self.control),
                 MsgFlags::MSG_DONTWAIT,
             )?;
-            let (mut local, mut length, mut ecn) = (None, message.bytes, Ecn::NOT_CAPABLE);
+            let mut local = None;
+            let mut length = message.bytes;
+            let mut ecn = Ecn::NOT_CAPABLE;
             for information in message.cmsgs().into_iter().flatten() {
                 match information {
                     ControlMessageOwned::UdpGroSegments(segment) => {

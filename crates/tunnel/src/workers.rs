@@ -176,7 +176,8 @@ impl Workers {
             match self.spawn(number) {
                 Ok(thread) => self.threads.push(thread),
                 Err(error) => {
-                    let (wanted, started) = (self.max_threads, self.threads.len());
+                    let wanted = self.max_threads;
+                    let started = self.threads.len();
                     tracing::warn!(interface = %self.name, %error, wanted, started, "cannot start all threads that encrypt");
                     break;
                 }

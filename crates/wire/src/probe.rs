@@ -156,7 +156,9 @@ impl Header {
         if datagram.len() < MIN_LENGTH {
             return Err(InvalidProbe::NotProbe);
         }
-        let (mut sender, mut epoch, mut counter) = ([0; 8], [0; 16], [0; 8]);
+        let mut sender = [0; 8];
+        let mut epoch = [0; 16];
+        let mut counter = [0; 8];
         sender.copy_from_slice(&rest[..8]);
         epoch.copy_from_slice(&rest[8..24]);
         counter.copy_from_slice(&rest[24..]);
@@ -294,7 +296,8 @@ impl Message {
     /// What follows the message is padding, in a request without candidates.
     fn parse(body: &[u8]) -> Result<Self, InvalidProbe> {
         let (bytes, rest) = body.split_first_chunk::<MESSAGE_LENGTH>().ok_or(InvalidProbe::NotProbe)?;
-        let (mut transaction, mut ip) = ([0; 12], [0; 16]);
+        let mut transaction = [0; 12];
+        let mut ip = [0; 16];
         transaction.copy_from_slice(&bytes[1..13]);
         ip.copy_from_slice(&bytes[13..29]);
         let transaction = TransactionId(transaction);

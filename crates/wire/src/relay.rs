@@ -305,7 +305,8 @@ fn parse_hello(fields: &mut Fields<'_>) -> Result<Hello, InvalidFrame> {
 fn parse_register<'a>(fields: &mut Fields<'a>) -> Result<Register<'a>, InvalidFrame> {
     let proof = fields.array()?;
     let [version] = fields.array()?;
-    let (instance, key) = (fields.array()?, fields.array()?);
+    let instance = fields.array()?;
+    let key = fields.array()?;
     let name = fields.text()?;
     let length = u16::from_be_bytes(fields.array()?);
     let token = fields.take(length.into())?;

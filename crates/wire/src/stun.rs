@@ -147,7 +147,8 @@ impl Attributes {
     fn parse(mut bytes: &[u8], transaction: TransactionId) -> Result<Self, InvalidResponse> {
         let mut found = Self::default();
         while let Some(([a, b, c, d], rest)) = bytes.split_first_chunk() {
-            let (kind, length) = (u16::from_be_bytes([*a, *b]), usize::from(u16::from_be_bytes([*c, *d])));
+            let kind = u16::from_be_bytes([*a, *b]);
+            let length = usize::from(u16::from_be_bytes([*c, *d]));
             let value = rest.get(..length).ok_or(InvalidResponse::Attribute(kind))?;
             found.read(kind, value, transaction)?;
             bytes = rest.get(length.next_multiple_of(4)..).ok_or(InvalidResponse::Attribute(kind))?;

@@ -35,7 +35,8 @@ pub struct MacSender {
 impl MacSender {
     /// For messages to the peer with this public key.
     pub fn new(peer: &PublicKey) -> Self {
-        let (mac1_key, cookie_key) = (mac1_key(peer), cookie_key(peer));
+        let mac1_key = mac1_key(peer);
+        let cookie_key = cookie_key(peer);
         Self { mac1_key, cookie_key, cookie: None, last_mac1: None }
     }
 

@@ -137,7 +137,8 @@ impl KiloPeerSpec {
             return Ok(None);
         };
         let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-        let (ip, dns) = (given(ip), given(dns));
+        let ip = given(ip);
+        let dns = given(dns);
         let text = |host: &str| format!("{host}:{port}");
         match (ip, dns) {
             (Some(ip), _) => {

@@ -201,7 +201,8 @@ impl NodeLocation {
 
     /// The internal addresses with the length of their subnet, if an administrator gave it, and the texts that are none.
     pub fn parse_internal_ips(&self) -> (Vec<(IpAddr, Option<u8>)>, Vec<&str>) {
-        let (mut addresses, mut unreadable) = (Vec::new(), Vec::new());
+        let mut addresses = Vec::new();
+        let mut unreadable = Vec::new();
         for text in &self.internal_ips {
             let prefix = || text.parse().map(|it: IpNet| (it.addr(), Some(it.prefix_len())));
             match text.parse().map(|address| (address, None)).or_else(|_| prefix()) {

@@ -42,7 +42,8 @@ pub(super) fn source_addresses() -> Rule {
     let invalid = "self.filter(entry, !isIP(entry))";
     let repeated = "self.filter(entry, self.exists_one(other, isIP(entry) && isIP(other) && ip(entry) == ip(other)) == false)";
     let of = |family| format!("size(self.filter(entry, isIP(entry) && ip(entry).family() == {family}))");
-    let (v4, v6) = (of(4), of(6));
+    let v4 = of(4);
+    let v6 = of(6);
     explained(
         &format!("size({invalid}) == 0 && size({repeated}) == 0 && ({v4} == 0 || {v6} == 0 || {v4} == {v6})"),
         &format!(

@@ -81,7 +81,8 @@ async fn cause(client: &Client, egress: &Egress) -> kube::Result<Option<Cause>> 
     let pods = match gateway_pods(client, egress).await {
         Ok(pods) => pods,
         Err(error) => {
-            let (namespace, egress) = (egress.namespace(), egress.name_any());
+            let namespace = egress.namespace();
+            let egress = egress.name_any();
             tracing::debug!(namespace, egress, %error, "cannot list gateway pods");
             return Err(error);
         }
@@ -122,7 +123,8 @@ fn of_pod(pod: &Pod) -> Option<Cause> {
     if let Some(scheduled) = condition(pod, "PodScheduled").filter(|scheduled| scheduled.status == "False") {
         return Some(of(pod, "GatewayUnschedulable", scheduled.message.as_deref().unwrap_or_default()));
     }
-    let (init, others) = (status.init_container_statuses.iter(), status.container_statuses.iter());
+    let init = status.init_container_statuses.iter();
+    let others = status.container_statuses.iter();
     let text = init.chain(others).flatten().find_map(of_container)?;
     Some(of(pod, "GatewayPodFails", &text))
 }

@@ -68,7 +68,8 @@ async fn run(client: Client, egresses: Store<Egress>, findings: Findings) -> Inf
 /// # Errors
 /// The API server does not list the gateways.
 async fn look(client: &Client, egress: &Egress) -> kube::Result<Option<Cause>> {
-    let (namespace, name) = (egress.namespace().unwrap_or_default(), egress.name_any());
+    let namespace = egress.namespace().unwrap_or_default();
+    let name = egress.name_any();
     let pods = gateway_pods(client, egress).await.inspect_err(|error| {
         tracing::warn!(namespace, egress = name, %error, "cannot list gateway pods; their deletion costs stay");
     })?;
@@ -97,7 +98,8 @@ fn clock(pod: &Pod, load: Load) -> Option<Cause> {
 }
 
 async fn write(client: &Client, egress: &Egress, pods: &[Pod], loads: &[Option<Load>]) {
-    let (namespace, name) = (egress.namespace().unwrap_or_default(), egress.name_any());
+    let namespace = egress.namespace().unwrap_or_default();
+    let name = egress.name_any();
     let api = Api::<Pod>::namespaced(client.clone(), &namespace);
     let present = |pod: &Pod| pod.annotations().get(ANNOTATION).and_then(|cost| cost.parse().ok());
     let gateway =

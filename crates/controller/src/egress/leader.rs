@@ -219,7 +219,8 @@ impl Leader {
         };
         let outcomes: Vec<_> = stream::iter(due)
             .map(|egress| {
-                let (reconciler, queue) = (&reconciler, &self.metrics.queue);
+                let reconciler = &reconciler;
+                let queue = &self.metrics.queue;
                 async move {
                     let uid = egress.uid().unwrap_or_default();
                     queue.started(Instant::now(), &uid);
@@ -261,7 +262,8 @@ impl Leader {
         let memory = self.memories.entry(egress.uid().unwrap_or_default()).or_insert_with(new);
         if let Some(Finding { reason, message, .. }) = problem.as_ref().filter(|_| problem != memory.problem)
         {
-            let (namespace, name) = (egress.namespace(), egress.name_any());
+            let namespace = egress.namespace();
+            let name = egress.name_any();
             tracing::warn!(namespace, egress = name, reason, message, "an Egress does not work as it says");
         }
         memory.problem.clone_from(&problem);

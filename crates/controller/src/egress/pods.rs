@@ -26,7 +26,8 @@ const MAX_ANSWER: u64 = 4 << 10;
 /// # Errors
 /// The API server does not list them.
 pub(super) async fn gateway_pods(client: &Client, egress: &Egress) -> kube::Result<Vec<Pod>> {
-    let (namespace, name) = (egress.namespace().unwrap_or_default(), egress.name_any());
+    let namespace = egress.namespace().unwrap_or_default();
+    let name = egress.name_any();
     let labels: Vec<String> =
         pod_labels(&name).into_iter().map(|(key, value)| format!("{key}={value}")).collect();
     let parameters = ListParams::default().labels(&labels.join(",")).limit(MAX_PODS).match_any();

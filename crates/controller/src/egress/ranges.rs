@@ -59,7 +59,8 @@ async fn run(
     ranges: watch::Sender<Ranges>,
     generation: watch::Sender<u64>,
 ) -> Infallible {
-    let (mut nodes, mut pools) = (caches.nodes.subscribe(), caches.pools.subscribe());
+    let mut nodes = caches.nodes.subscribe();
+    let mut pools = caches.pools.subscribe();
     let mut services = caches.services.subscribe();
     loop {
         let now = caches.read();

@@ -67,7 +67,8 @@ struct Live {
 
 impl Reconciler {
     pub(super) async fn reconcile(&self, egress: &Egress) -> Outcome {
-        let (namespace, name) = (egress.namespace(), egress.name_any());
+        let namespace = egress.namespace();
+        let name = egress.name_any();
         let uid = egress.metadata.uid.as_ref();
         let cause = uid.and_then(|uid| self.causes.iter().find_map(|causes| causes.get(uid))).cloned();
         let decision = uid.and_then(|uid| self.sources.get(uid));
@@ -152,7 +153,8 @@ impl Reconciler {
     where
         K: Owned,
     {
-        let (cached, name) = (cached(egress, store), egress.name_any());
+        let cached = cached(egress, store);
+        let name = egress.name_any();
         let live = self.writer.live(&self.api(egress), cached.as_deref(), &name).await?;
         let Some(object) = live else { return Ok(None) };
         let what = format!("{} {name}", K::kind(&()));

@@ -318,7 +318,8 @@ impl SourceAddresses {
 /// # Errors
 /// Why it is not there, in words for the status.
 async fn create(leases: &Api<Lease>, lease: &Lease) -> Result<(), String> {
-    let (namespace, name) = (lease.namespace().unwrap_or_default(), lease.name_any());
+    let namespace = lease.namespace().unwrap_or_default();
+    let name = lease.name_any();
     let parameters = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
     let error = match leases.create(&parameters, lease).await {
         Ok(_) => {

@@ -25,7 +25,8 @@ struct ReasonLabel {
 impl GrantMetrics {
     /// Declares them in `registry`.
     pub(crate) fn register(registry: &mut Registry, queue: WorkQueueMetrics) -> Self {
-        let (grants, refusals) = ("BlockRequests answered with a block", "BlockRequests refused, by reason");
+        let grants = "BlockRequests answered with a block";
+        let refusals = "BlockRequests refused, by reason";
         Self {
             grants: register(registry, "block_grants", grants, Counter::default()),
             refusals: register(registry, "block_refusals", refusals, Family::default()),

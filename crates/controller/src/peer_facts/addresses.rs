@@ -103,7 +103,8 @@ impl Addresses {
     }
 
     fn applicant(&self, peer: &WireKubePeer) -> Applicant {
-        let (name, uid) = (peer.name_any(), peer.uid().unwrap_or_default());
+        let name = peer.name_any();
+        let uid = peer.uid().unwrap_or_default();
         let status = peer.status.as_ref();
         let given =
             status.and_then(|status| status.node.as_ref()).into_iter().flat_map(|node| &node.mesh_ips);

@@ -86,7 +86,8 @@ impl Certificates {
 fn stored(secret: Option<&Secret>, today: Date, renewal_days: i32) -> Option<Pair> {
     let secret = secret?;
     let last_day: Date = text(secret, LAST_DAY)?.parse().ok()?;
-    let (certificate, key) = (text(secret, CERTIFICATE)?, text(secret, KEY)?);
+    let certificate = text(secret, CERTIFICATE)?;
+    let key = text(secret, KEY)?;
     let is_usable = certificates(&certificate).len() == 1 && KeyPair::from_pem(&key).is_ok();
     let renewal = last_day.checked_sub(renewal_days.days()).ok()?;
     (is_usable && today < renewal).then_some(Pair { certificate, key, last_day })

@@ -296,7 +296,8 @@ pub(super) mod tests {
 
     #[test]
     fn the_oldest_ready_pod_serves_until_it_ends() {
-        let (old, new) = (pod("a", "n1", "True", false), pod("bb", "n2", "True", false));
+        let old = pod("a", "n1", "True", false);
+        let new = pod("bb", "n2", "True", false);
         let name = |pods: &[Pod]| serving(pods).and_then(|pod| pod.metadata.name.clone());
         assert_eq!(name(&[new.clone(), old]).as_deref(), Some("a"));
         let ending = [new, pod("a", "n1", "True", true)];

@@ -130,7 +130,8 @@ fn kernel_routes(route: &ClientRoute, links: &BTreeMap<String, u32>) -> Vec<Rout
 fn compare_routes(desired: &[Route], present: &[Route], steps: &mut Steps) {
     // The kernel compares only these to decide whether a route exists already.
     let place = |route: &Route| (route.table, route.destination, route.metric);
-    let (mut kept, mut seen) = (BTreeSet::new(), BTreeSet::new());
+    let mut kept = BTreeSet::new();
+    let mut seen = BTreeSet::new();
     for route in desired.iter().filter(|route| seen.insert(place(route))) {
         let mut there = present.iter().enumerate().filter(|(_, found)| place(found) == place(route));
         let equal = there.clone().find(|(_, found)| *found == route);

@@ -29,7 +29,8 @@ pub fn gather_routes(ids: RoutingIds, pods: &[PodOnNode]) -> Result<usize> {
         for link in lost {
             let astray: Vec<&Route> =
                 routes.iter().filter(|route| route.link == Some(link) && is_astray(route, ids)).collect();
-            let (table, protocol) = (ids.table_pods(), ids.protocol());
+            let table = ids.table_pods();
+            let protocol = ids.protocol();
             let copies =
                 astray.iter().map(|route| replace_route(&Route { table, protocol, ..(*route).clone() }));
             let originals = astray.iter().map(|route| delete_route(route));

@@ -44,7 +44,8 @@ impl Removal {
             })
         };
         let links = trace_span!("look up").in_scope(find);
-        let (container_id, ifname) = (container_id.to_owned(), ifname.to_owned());
+        let container_id = container_id.to_owned();
+        let ifname = ifname.to_owned();
         match links {
             Ok(links) => Ok(Self { container_id, ifname, links }),
             Err(source) => Err(Error::Kernel { container_id, ifname, source }),

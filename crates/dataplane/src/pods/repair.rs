@@ -90,7 +90,8 @@ pub fn repairs(ids: RoutingIds, attached: &[Attached], found: &HostEnds) -> Vec<
             |alias: &PodAlias| (&alias.container_id, &alias.ifname) == (&pod.container_id, &pod.ifname);
         let (_, link) = links.iter().find(|(alias, _)| of_pod(alias))?;
         let messages = missing(ids, pod.addresses, link, found);
-        let (container_id, host_name) = (pod.container_id.clone(), link.name.clone());
+        let container_id = pod.container_id.clone();
+        let host_name = link.name.clone();
         (!messages.is_empty()).then_some(Repair { container_id, host_name, messages })
     };
     attached.iter().filter_map(repair).collect()

@@ -226,7 +226,8 @@ fn changed_peer(
     let present = &state.config;
     let preshared = |config: &PeerConfig| config.preshared_key.map(|key| key.0).unwrap_or_default();
     let keepalive = |config: &PeerConfig| config.persistent_keepalive.unwrap_or_default();
-    let (desired, present_prefixes) = (trunc(wanted), trunc(present));
+    let desired = trunc(wanted);
+    let present_prefixes = trunc(present);
     let replace_allowed_ips =
         present_prefixes.iter().any(|prefix| !desired.contains(prefix) && !is_taken(prefix));
     let allowed_ips = if replace_allowed_ips { desired } else { &desired - &present_prefixes };

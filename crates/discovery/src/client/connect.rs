@@ -46,9 +46,11 @@ pub(super) async fn channel(
 ) -> Result<Channel, Box<dyn std::error::Error + Send + Sync>> {
     let uri: Uri = server.to_string().parse()?;
     let connector = tower::service_fn({
-        let (settings, server) = (settings.clone(), server.clone());
+        let settings = settings.clone();
+        let server = server.clone();
         move |_: Uri| {
-            let (settings, server) = (settings.clone(), server.clone());
+            let settings = settings.clone();
+            let server = server.clone();
             async move { connect(&settings, &server).await.map(TokioIo::new) }
         }
     });

@@ -152,7 +152,8 @@ fn shorten<T: Clone>(
         fits(affiliate)
     };
     // Whether it fits only changes once as the list grows.
-    let (mut kept, mut beyond) = (0, all.len().saturating_add(1));
+    let mut kept = 0;
+    let mut beyond = all.len().saturating_add(1);
     while beyond.saturating_sub(kept) > 1 {
         let middle = kept.midpoint(beyond);
         if fits_with(middle) {

@@ -246,7 +246,8 @@ async fn update(
 pub(super) async fn leave(settings: &Settings) -> Result<(), LeaveError> {
     let delete = async {
         let (mut client, _) = greet(settings, HELLO).await?;
-        let (cluster_id, affiliate_id) = (settings.cluster_id.clone(), settings.node_id.clone());
+        let cluster_id = settings.cluster_id.clone();
+        let affiliate_id = settings.node_id.clone();
         client.affiliate_delete(AffiliateDeleteRequest { cluster_id, affiliate_id }).await?;
         Ok::<_, SessionError>(())
     };

@@ -294,7 +294,8 @@ impl Cluster {
 
     /// Forgets removed affiliates that no watch, by the last change it knows, has to be told of. How many are left.
     pub(super) fn prune(&mut self, known: &BTreeSet<u64>) -> usize {
-        let (changes, frames) = (&mut self.changes, &mut self.frames);
+        let changes = &mut self.changes;
+        let frames = &mut self.frames;
         self.removed.retain(|_, removed| {
             let is_needed = known.range(removed.created..removed.changed).next().is_some();
             if !is_needed {
@@ -339,7 +340,8 @@ impl Cluster {
             snapshot_continues: in_snapshot && !batch.is_complete,
             expired: batch.removal == Some(Removal::Expired),
         };
-        let (bytes, last) = (frames::encode(&message), self.last);
+        let bytes = frames::encode(&message);
+        let last = self.last;
         let frame = Frame { bytes, until: batch.until, is_complete: batch.is_complete, last };
         self.frames.keep(known, frame.clone());
         Some(frame)

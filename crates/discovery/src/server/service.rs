@@ -65,7 +65,8 @@ impl Cluster for Service {
     ) -> Result<Response<AffiliateDeleteResponse>, Status> {
         self.admit(Method::AffiliateDelete, &request).await?;
         let request = request.into_inner();
-        let (cluster, affiliate) = (&request.cluster_id, &request.affiliate_id);
+        let cluster = &request.cluster_id;
+        let affiliate = &request.affiliate_id;
         match &self.0.etcd {
             None => self.answer(|state| state.discovery.delete(cluster, affiliate))?,
             Some(etcd) => self.written(etcd.delete(&self.0, cluster, affiliate).await)?,

@@ -82,7 +82,8 @@ pub(crate) struct Announced {
 impl Announced {
     /// Which source addresses the gateway holds and which it does not.
     pub(crate) fn floating(&self) -> Floating {
-        let (sources, held) = (self.sources.borrow(), self.held.borrow());
+        let sources = self.sources.borrow();
+        let held = self.held.borrow();
         let Some(Sources { floating, translate, .. }) = &*sources else { return Floating::default() };
         // What is translated to is held; a program that has just begun says that before the rest.
         let is_held = |address: &IpAddr| {

@@ -76,7 +76,8 @@ impl Leases {
 
     /// Reads a slot's Lease: one that is as recent as etcd, since no version is asked for. `None` without an answer.
     pub(super) fn read(&self, slot: u32) -> impl Future<Output = Option<Watched>> + Send + 'static {
-        let (api, name) = (self.api.clone(), source_lease(&self.egress, slot));
+        let api = self.api.clone();
+        let name = source_lease(&self.egress, slot);
         async move {
             let found = timeout(TIMEOUT, api.get_opt(&name)).await.ok()?.ok()?;
             Some(Watched { slot, lease: found.as_ref().and_then(slot_lease) })
@@ -85,7 +86,8 @@ impl Leases {
 
     /// Tries a write.
     pub(super) fn write(&self, write: Write) -> impl Future<Output = (Write, Outcome)> + Send + 'static {
-        let (api, name) = (self.api.clone(), source_lease(&self.egress, write.slot));
+        let api = self.api.clone();
+        let name = source_lease(&self.egress, write.slot);
         async move {
             let Some(patch) = lease_patch(&write, MicroTime(Timestamp::now())) else {
                 return (write, Outcome::Refused);

@@ -75,7 +75,8 @@ pub fn is_asked_to_leave(text: &str) -> bool {
 
 /// The gateways in the annotations of the Lease, and what is wrong with those that are left out.
 pub fn members(annotations: &BTreeMap<String, String>) -> (Members, Vec<String>) {
-    let (mut members, mut wrong) = (Members::new(), Vec::new());
+    let mut members = Members::new();
+    let mut wrong = Vec::new();
     let entries = annotations
         .iter()
         .filter_map(|(key, value)| Some((key.strip_prefix(ANNOTATION_MEMBER_PREFIX)?, value)));

@@ -54,7 +54,8 @@ impl Identity {
         // A resumed session would be without certificates.
         server.send_tls13_tickets = 0;
         client.resumption = rustls::client::Resumption::disabled();
-        let (acceptor, connector) = (TlsAcceptor::from(Arc::new(server)), Arc::new(client).into());
+        let acceptor = TlsAcceptor::from(Arc::new(server));
+        let connector = Arc::new(client).into();
         Ok(Self { acceptor, connector, key: own.hash })
     }
 

@@ -115,7 +115,9 @@ impl Session {
         inbound: Streaming<RegisterRequest>,
     ) -> Self {
         let Inputs { state, in_place, held, .. } = &context.inputs;
-        let (state, mut in_place, held) = (state.clone(), in_place.clone(), held.clone());
+        let state = state.clone();
+        let mut in_place = in_place.clone();
+        let held = held.clone();
         in_place.mark_unchanged();
         Self { context, source, inbound, state, in_place, held, known: None }
     }
@@ -152,7 +154,8 @@ impl Session {
         let (stream, replaced) = self.context.inputs.streams.begin(&node);
         let expires = Instant::now() + lifetime;
         tracing::info!(node, "a node program registers its clients");
-        let (refusals, has_clients) = (BTreeMap::new(), false);
+        let refusals = BTreeMap::new();
+        let has_clients = false;
         self.known =
             Some(Known { node: node.clone(), stream, replaced, expires, revision, refusals, has_clients });
         self.context
@@ -191,7 +194,8 @@ impl Session {
     /// What comes next; `None` when the stream or the program ends.
     async fn event(&mut self) -> Result<Option<Event>, Status> {
         let Some(known) = &self.known else { return Ok(None) };
-        let (replaced, expires) = (known.replaced.clone(), known.expires);
+        let replaced = known.replaced.clone();
+        let expires = known.expires;
         tokio::select! {
             biased;
             () = replaced.cancelled() => Err(protocol(ProtocolError::Replaced)),
@@ -332,7 +336,8 @@ impl Session {
 
 /// The clients that can be used, and why the others cannot.
 fn parse(clients: Vec<wire::Client>) -> (Vec<Client>, Vec<Refusal>) {
-    let (mut parsed, mut refused) = (Vec::new(), Vec::new());
+    let mut parsed = Vec::new();
+    let mut refused = Vec::new();
     for client in clients {
         match Client::try_from(client) {
             Ok(client) => parsed.push(client),

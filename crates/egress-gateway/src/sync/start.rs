@@ -71,7 +71,8 @@ pub(crate) fn start(
     let subsystem = supervisor.subsystem("membership");
     let membership = Membership::start(subsystem, client, &egress, pod.name, member);
     let (peers, heard) = Peers::new(membership.members());
-    let (joined, leaves) = (membership.joined(), membership.leaves());
+    let joined = membership.joined();
+    let leaves = membership.leaves();
     subsystem.spawn_graceful("own annotation", |stop| membership.run(stop));
     let copier = Copier::new(Arc::clone(&peers), heard, copies.slots, copies.addresses, copies.metrics);
     let complete = copier.complete();

@@ -126,15 +126,18 @@ impl Copier {
 
     /// There is no slot any more.
     async fn end(&self, worker: Option<Worker>, slots: Arc<Slots>) {
-        let (connections, heard, now) = (BTreeMap::new(), Vec::new(), Instant::now());
+        let connections = BTreeMap::new();
+        let heard = Vec::new();
+        let now = Instant::now();
         let step = Step { slots, connections, heard, is_tick: false, now };
         drop(self.step(worker, step).await);
         self.metrics.lag(Duration::ZERO);
     }
 
     async fn step(&self, worker: Option<Worker>, step: Step) -> Option<Worker> {
-        let (peers, addresses, metrics) =
-            (Arc::clone(&self.peers), Arc::clone(&self.addresses), self.metrics.clone());
+        let peers = Arc::clone(&self.peers);
+        let addresses = Arc::clone(&self.addresses);
+        let metrics = self.metrics.clone();
         let work = move || {
             let mut worker = match worker {
                 Some(worker) => worker,

@@ -87,7 +87,8 @@ impl<'a> Index<'a> {
 
     /// What the API server says of the pod the attachment was made for.
     fn pod_of(&self, reservation: &Reservation) -> Option<Finding> {
-        let (owner, pods) = (reservation.owner.as_ref()?, self.view.pods.as_ref()?);
+        let owner = reservation.owner.as_ref()?;
+        let pods = self.view.pods.as_ref()?;
         let own = addresses(&reservation.allocated);
         let Some(pod) = pods.iter().find(|pod| pod.is(owner)) else {
             return Some(finding(

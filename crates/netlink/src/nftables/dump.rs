@@ -26,7 +26,8 @@ pub fn read(socket: &mut Socket, name: &str) -> Result<Option<TableState>> {
     let Some(flags) = flags(socket, name)? else { return Ok(None) };
     let sets = read_sets(socket, name)?;
     let chains = read_chains(socket, name)?;
-    let (mut elements, mut maps) = (BTreeMap::new(), BTreeMap::new());
+    let mut elements = BTreeMap::new();
+    let mut maps = BTreeMap::new();
     for (set, shape) in &sets {
         match shape {
             SetShape::Endpoints => drop(maps.insert(set.clone(), read_map(socket, name, set)?)),
@@ -125,8 +126,8 @@ pub(crate) fn parse_set(body: &[u8], table_name: &str) -> Parsed<Option<(String,
         return Ok(None);
     }
     let flags = find(body, set::FLAGS)?.map_or(Ok(0), be32)?;
-    let (key_type, key_length) =
-        (be32(require(body, set::KEY_TYPE)?)?, be32(require(body, set::KEY_LENGTH)?)?);
+    let key_type = be32(require(body, set::KEY_TYPE)?)?;
+    let key_length = be32(require(body, set::KEY_LENGTH)?)?;
     let name = text(require(body, set::NAME)?)?.to_owned();
     if is_endpoint_map(body, (key_type, key_length, flags))? {
         return Ok(Some((name, SetShape::Endpoints)));

@@ -122,7 +122,8 @@ pub(super) fn of_interval(family: IpFamily, interval: Interval) -> impl Iterator
 pub(crate) fn parse(family: IpFamily, mut elements: Vec<(u128, bool)>) -> Elements {
     // An end sorts before a beginning at the same address: there the intervals touch.
     elements.sort_unstable_by_key(|(address, is_end)| (*address, !is_end));
-    let (mut intervals, mut open) = (Vec::new(), None);
+    let mut intervals = Vec::new();
+    let mut open = None;
     for (address, is_end) in elements {
         match (open, is_end) {
             (Some(first), true) => {

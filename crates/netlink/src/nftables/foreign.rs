@@ -283,7 +283,8 @@ enum Seen {
 
 /// Whether these expressions accept each packet with these bits of the mark. Any condition besides is one too many.
 fn accepts_mark(expressions: &[u8], mark: u32) -> Parsed<bool> {
-    let (mut seen, mut accepts) = (Seen::Nothing, false);
+    let mut seen = Seen::Nothing;
+    let mut accepts = false;
     for element in attributes(expressions) {
         let (_, element) = element?;
         let name = text(require(element, EXPRESSION_NAME)?)?;
@@ -312,7 +313,8 @@ fn masks(data: &[u8], mark: u32) -> Parsed<bool> {
 
 /// `NFTA_CMP_OP` and `_DATA`: equal to the bits, or, of a single one, not zero.
 fn compares(data: &[u8], mark: u32) -> Parsed<bool> {
-    let (operation, with) = (be32(require(data, 2)?)?, value(data, 3)?);
+    let operation = be32(require(data, 2)?)?;
+    let with = value(data, 3)?;
     let is_one_bit = mark.is_power_of_two();
     Ok((operation == 0 && with == mark.to_ne_bytes()) || (operation == 1 && is_one_bit && with == [0; 4]))
 }

@@ -135,7 +135,8 @@ pub(super) fn link(payload: &[u8]) -> Decoded<Link> {
 
 /// The software type, and of IP tunnels their ends.
 fn info(nested: &[u8]) -> Decoded<(Option<String>, Option<TunnelEnds>)> {
-    let (mut kind, mut data) = (None, None);
+    let mut kind = None;
+    let mut data = None;
     for attribute in NlasIterator::new(nested) {
         let attribute = attribute?;
         match attribute.kind() {
@@ -168,7 +169,9 @@ pub(super) fn address(payload: &[u8]) -> Decoded<Option<Address>> {
     if family(header.family).is_none() {
         return Ok(None);
     }
-    let (mut own, mut shown, mut flags) = (None, None, u32::from(header.flags.bits()));
+    let mut own = None;
+    let mut shown = None;
+    let mut flags = u32::from(header.flags.bits());
     for attribute in NlasIterator::new(after(payload, ADDRESS_HEADER)) {
         let attribute = attribute?;
         match attribute.kind() {
@@ -279,7 +282,8 @@ pub(super) fn rule(payload: &[u8]) -> Decoded<Option<Rule>> {
     rule.has_more = header.action != RuleAction::ToTable
         || header.tos != 0
         || header.flags.intersects(RuleFlags::Invert | RuleFlags::Permanent);
-    let (mut value, mut mask) = (0, 0);
+    let mut value = 0;
+    let mut mask = 0;
     for attribute in NlasIterator::new(after(payload, RULE_HEADER)) {
         let attribute = attribute?;
         let bytes = attribute.value();

@@ -171,7 +171,9 @@ pub(super) fn filter(payload: &[u8]) -> Parsed<Option<BpfFilter>> {
     let word =
         |range| payload.get(range).and_then(|bytes: &[u8]| bytes.try_into().ok()).map(u32::from_ne_bytes);
     let (Some(handle), Some(info)) = (word(HANDLE), word(INFO)) else { return Err("a truncated filter") };
-    let (mut is_bpf, mut name, mut program) = (false, String::new(), None);
+    let mut is_bpf = false;
+    let mut name = String::new();
+    let mut program = None;
     for attribute in attributes(payload.get(HEADER..).unwrap_or_default()) {
         match attribute? {
             (KIND, value) => is_bpf = value == b"bpf\0",

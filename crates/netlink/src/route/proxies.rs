@@ -78,7 +78,8 @@ pub(super) fn decode(payload: &[u8]) -> std::result::Result<Option<Proxy>, Decod
     if link == 0 || !flags.contains(NeighbourFlags::Proxy) {
         return Ok(None);
     }
-    let (mut address, mut protocol) = (None, 0);
+    let mut address = None;
+    let mut protocol = 0;
     for attribute in NlasIterator::new(payload.get(HEADER..).unwrap_or_default()) {
         let attribute = attribute?;
         match attribute.kind() {

@@ -172,7 +172,8 @@ impl ChangeSignal {
     /// # Errors
     /// The socket failed.
     pub fn take(&mut self) -> Result<bool> {
-        let (mut any, mut byte) = (false, [0; 1]);
+        let mut any = false;
+        let mut byte = [0; 1];
         loop {
             match recv(self.0.as_raw_fd(), &mut byte, MsgFlags::empty()) {
                 Ok(_) | Err(Errno::ENOBUFS) => any = true,

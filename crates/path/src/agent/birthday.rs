@@ -86,8 +86,8 @@ impl PathAgent {
     pub(super) fn review_birthday(&mut self, now: Duration, key: &PublicKey) {
         let Some(peer) = self.peers.get(key) else { return };
         if let Some(remote) = self.birthdays.kept(key) {
-            let (is_in_use, has_failed) =
-                (peer.prober.is_in_use(remote), peer.prober.has_failed(remote, now));
+            let is_in_use = peer.prober.is_in_use(remote);
+            let has_failed = peer.prober.has_failed(remote, now);
             self.birthdays.review(now, key, is_in_use, has_failed);
             self.run_birthday_actions(now);
         } else if peer.prober.wants_birthday(now) {
@@ -113,7 +113,8 @@ impl PathAgent {
                     self.events.push_back(Event::Sockets(SocketChange::Leave { remote }));
                 }
                 Action::Measure { server: remote, socket, transaction } => {
-                    let (socket, payload) = (Some(socket), binding_request(transaction).to_vec());
+                    let socket = Some(socket);
+                    let payload = binding_request(transaction).to_vec();
                     self.transmits.push_back(Transmit { local: None, socket, remote, payload });
                 }
                 Action::Open(count) => self.events.push_back(Event::Sockets(SocketChange::Open { count })),

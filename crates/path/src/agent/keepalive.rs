@@ -33,7 +33,8 @@ impl Peer {
     /// Says why keepalives come more often.
     pub(super) fn explain_keepalive(&self, status: &mut Status) {
         if self.needs_keepalives && status.state == State::Up {
-            let (short, usual) = (SHORT_KEEPALIVE.as_secs(), KEEPALIVE.as_secs());
+            let short = SHORT_KEEPALIVE.as_secs();
+            let usual = KEEPALIVE.as_secs();
             let why =
                 format!("keepalives every {short} s: a NAT on the path forgets it in less than {usual} s");
             status.message = format!("{}; {why}", status.message);

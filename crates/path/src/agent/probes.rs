@@ -180,7 +180,9 @@ impl PathAgent {
                 let Probe { to: remote, transaction, starts_round, wants_handshake, .. } = probe;
                 let Probe { is_proven, signals, length, .. } = probe;
                 let candidates = if signals { self.own.list().to_vec() } else { Vec::new() };
-                let (is_birthday, wants_keepalives, ports) = (false, peer.prober.wants_keepalives(), None);
+                let is_birthday = false;
+                let wants_keepalives = peer.prober.wants_keepalives();
+                let ports = None;
                 let request = Message::Request {
                     transaction,
                     starts_round,

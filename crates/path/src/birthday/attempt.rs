@@ -53,7 +53,8 @@ impl Attempt {
         target: SocketAddr,
         stage: Stage,
     ) -> Self {
-        let (next_ask, asked) = (Some(now), VecDeque::new());
+        let next_ask = Some(now);
+        let asked = VecDeque::new();
         Self { peer, side, ports: None, target, began: now, next_ask, asked, stage }
     }
 }

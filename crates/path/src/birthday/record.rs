@@ -130,7 +130,8 @@ pub(super) struct Record {
 
 impl Record {
     pub(super) fn new(side: BirthdaySide, leads: bool) -> Self {
-        let (next, accepts) = (Duration::ZERO, Duration::ZERO);
+        let next = Duration::ZERO;
+        let accepts = Duration::ZERO;
         Self { side, leads, last: None, attempts: 0, silences: 0, found: None, next, accepts }
     }
 

@@ -53,7 +53,8 @@ impl Prober {
     /// The requests of tests that are due, as addresses and lengths.
     pub(super) fn full_size_requests(&mut self, now: Duration) -> Vec<(SocketAddr, usize)> {
         let Some(length) = self.full_length else { return Vec::new() };
-        let (mut requests, mut has_failed) = (Vec::new(), false);
+        let mut requests = Vec::new();
+        let mut has_failed = false;
         let current = self.paths.current;
         for path in self.paths.iter_mut() {
             let was_lost = path.full_size.is_lost;

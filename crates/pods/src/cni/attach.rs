@@ -154,7 +154,8 @@ impl Stages {
             && !repeated
             && let Err(error) = detach(&entered, &add.key).await
         {
-            let (container, reason) = (&add.key.container_id, failure.reason.as_str());
+            let container = &add.key.container_id;
+            let reason = failure.reason.as_str();
             tracing::warn!(container, reason, %error, "cannot roll back a failed ADD; DEL will remove the rest");
         }
         outcome

@@ -164,7 +164,8 @@ pub(super) fn as_reported(
         None => found.push(format!("prevResult lists no interface {ifname} in a sandbox")),
         Some(reported) => {
             if !same_file(Path::new(&reported.sandbox), netns) {
-                let (reported, netns) = (&reported.sandbox, netns.display());
+                let reported = &reported.sandbox;
+                let netns = netns.display();
                 found.push(format!("interface {ifname} was made in {reported}, and CNI_NETNS is {netns}"));
             }
             same_mac(reported, seen.pod.as_ref(), found);

@@ -104,7 +104,8 @@ impl CniMetrics {
 
     /// An operation ended.
     pub fn served(&self, operation: Operation, took: Duration, failure: Option<Reason>) {
-        let (name, result) = (operation.as_str(), result(failure.is_none()));
+        let name = operation.as_str();
+        let result = result(failure.is_none());
         self.operations.get_or_create(&Outcome { operation: name, result }).inc();
         if let Some(reason) = failure {
             self.failures.get_or_create(&Cause { operation: name, reason: reason.as_str() }).inc();

@@ -33,19 +33,22 @@ impl Service {
     }
 
     async fn check(&self, args: CniArgs) -> Result<(), Failure> {
-        let (key, netns) = (key(&args)?, netns(&args)?);
+        let key = key(&args)?;
+        let netns = netns(&args)?;
         let _guard = self.deps.locks.lock(&key.container_id).await;
         let previous = Previous::of_configuration(&args.stdin_data).map_err(|error| {
             Failure::new(Reason::InvalidNetworkConfig, "prevResult cannot be decoded").details(error)
         })?;
         let inspect = {
-            let (numbers, file, tables) =
-                (self.deps.ipam.numbers(), netns.clone(), Previous::tables(previous.as_ref()));
+            let numbers = self.deps.ipam.numbers();
+            let file = netns.clone();
+            let tables = Previous::tables(previous.as_ref());
             let Key { container_id, ifname } = key.clone();
             move || pods::inspect(numbers, (&container_id, &ifname), &file, &tables)
         };
         let kernel = blocking("reading the pod's link", inspect).await??;
-        let (allocated, differences) = (Vec::new(), Vec::new());
+        let allocated = Vec::new();
+        let differences = Vec::new();
         let mut context = CheckContext { key, netns, previous, kernel, allocated, differences };
         self.stages.check(&mut context).await?;
         if context.differences.is_empty() {
@@ -87,7 +90,8 @@ async fn serve<T: Send + 'static>(
     subject: Subject,
     work: impl Future<Output = Result<T, Failure>> + Send + 'static,
 ) -> Result<Response<T>, Status> {
-    let (metrics, call) = (metrics.clone(), metrics.grpc_call(operation));
+    let call = metrics.grpc_call(operation);
+    let metrics = metrics.clone();
     let measured = async move {
         let start = Instant::now();
         let outcome = work.await;
@@ -107,8 +111,11 @@ async fn serve<T: Send + 'static>(
 
 fn log(operation: Operation, subject: &Subject, elapsed_ms: f64, failure: Option<&Failure>) {
     let Subject { namespace, pod, container, ifname, network } = subject;
-    let (namespace, pod, network) = (namespace.as_deref(), pod.as_deref(), network.as_deref());
-    let (container, ifname) = (container.as_deref(), ifname.as_deref());
+    let namespace = namespace.as_deref();
+    let pod = pod.as_deref();
+    let network = network.as_deref();
+    let container = container.as_deref();
+    let ifname = ifname.as_deref();
     let name = operation.as_str();
     macro_rules! line {
         ($level:ident, $($fields:tt)*) => {
@@ -122,7 +129,8 @@ fn log(operation: Operation, subject: &Subject, elapsed_ms: f64, failure: Option
         }
         None => line!(info, outcome = "ok"),
         Some(Failure { reason, code, message, .. }) => {
-            let (code, reason) = (i32::from(*code), reason.as_str());
+            let code = i32::from(*code);
+            let reason = reason.as_str();
             line!(warn, outcome = "error", reason, code, error = message);
         }
     }
@@ -131,19 +139,22 @@ fn log(operation: Operation, subject: &Subject, elapsed_ms: f64, failure: Option
 #[tonic::async_trait]
 impl Cni for CniHandle {
     async fn add(&self, request: Request<CniArgs>) -> Result<Response<AddResponse>, Status> {
-        let (service, args) = (Arc::clone(&self.0), request.into_inner());
+        let service = Arc::clone(&self.0);
+        let args = request.into_inner();
         let subject = Subject::from(&args);
         serve(&self.0.deps.metrics, Operation::Add, subject, async move { service.add(args).await }).await
     }
 
     async fn del(&self, request: Request<CniArgs>) -> Result<Response<()>, Status> {
-        let (service, args) = (Arc::clone(&self.0), request.into_inner());
+        let service = Arc::clone(&self.0);
+        let args = request.into_inner();
         let subject = Subject::from(&args);
         serve(&self.0.deps.metrics, Operation::Del, subject, async move { service.del(args).await }).await
     }
 
     async fn check(&self, request: Request<CniArgs>) -> Result<Response<()>, Status> {
-        let (service, args) = (Arc::clone(&self.0), request.into_inner());
+        let service = Arc::clone(&self.0);
+        let args = request.into_inner();
         let subject = Subject::from(&args);
         serve(&self.0.deps.metrics, Operation::Check, subject, async move { service.check(args).await }).await
     }
@@ -152,7 +163,8 @@ impl Cni for CniHandle {
 #[tonic::async_trait]
 impl Network for CniHandle {
     async fn gc(&self, request: Request<GcRequest>) -> Result<Response<GcResponse>, Status> {
-        let (service, request) = (Arc::clone(&self.0), request.into_inner());
+        let service = Arc::clone(&self.0);
+        let request = request.into_inner();
         let subject = Subject { network: Some(request.network.clone()), ..Subject::default() };
         serve(&self.0.deps.metrics, Operation::Gc, subject, async move { service.gc(request).await }).await
     }

@@ -47,7 +47,8 @@ pub struct Requests {
 
 /// Makes requests as they are demanded.
 pub async fn run(requests: Requests) {
-    let (requests, mut running) = (Arc::new(requests), JoinSet::new());
+    let requests = Arc::new(requests);
+    let mut running = JoinSet::new();
     requests.delete_leftovers().await;
     loop {
         while let Some(demand) = requests.next() {
@@ -165,7 +166,8 @@ impl Requests {
         let request = self.new_request(demand).await?;
         let created = self.requests().create(&PostParams::default(), &request).await;
         let created = created.map_err(api(format!("create a BlockRequest for pool {}", demand.pool)))?;
-        let (uid, created_name) = (created.uid().unwrap_or_default(), created.name_any());
+        let uid = created.uid().unwrap_or_default();
+        let created_name = created.name_any();
         *name = Some(created_name.clone());
         tokio::select! {
             biased;
@@ -188,7 +190,8 @@ impl Requests {
                 BlockRequestOutcome::Granted(block) => return self.read_block(block, uid).await,
                 BlockRequestOutcome::Pending => {}
                 BlockRequestOutcome::Refused { reason, message } => {
-                    let (reason, message) = (RefusalReason::from_condition(reason), message.to_owned());
+                    let reason = RefusalReason::from_condition(reason);
+                    let message = message.to_owned();
                     return Err(RequestError::Refused(RequestFailure { reason, message }));
                 }
             }
@@ -207,7 +210,8 @@ impl Requests {
     }
 
     async fn new_request(&self, demand: &BlockDemand) -> Result<BlockRequest, RequestError> {
-        let (pool, node) = (&demand.pool, &self.ipam.node);
+        let pool = &demand.pool;
+        let node = &self.ipam.node;
         let in_use = demand.claim.map(|ClaimedBlock { index, nets }| {
             let text = nets.map(|net| net.to_string(), |net| net.to_string());
             AddressBlockFields { index, ipv4: text.ipv4, ipv6: text.ipv6 }

@@ -88,7 +88,8 @@ pub fn parse_response(datagram: &[u8]) -> Result<Response, InvalidResponse> {
         Outcome::Refused { of_mapping, code }
     } else if of_mapping {
         let [a, b, c, d, lifetime @ ..] = *rest.first_chunk::<8>().ok_or(invalid)?;
-        let (port, external_port) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
+        let port = u16::from_be_bytes([a, b]);
+        let external_port = u16::from_be_bytes([c, d]);
         Outcome::Mapped { port, external_port, lifetime: u32::from_be_bytes(lifetime) }
     } else {
         Outcome::ExternalAddress(Ipv4Addr::from(*rest.first_chunk::<4>().ok_or(invalid)?))

@@ -152,7 +152,8 @@ pub fn parse_response(datagram: &[u8]) -> Result<Response, InvalidResponse> {
     }
     let (header, rest) = datagram.split_first_chunk::<HEADER_LENGTH>().ok_or(invalid)?;
     let [_, _, _, code, a, b, c, d, e, f, g, h, ..] = *header;
-    let (lifetime, epoch) = (u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([e, f, g, h]));
+    let lifetime = u32::from_be_bytes([a, b, c, d]);
+    let epoch = u32::from_be_bytes([e, f, g, h]);
     let data = rest.first_chunk::<{ MAP_LENGTH - HEADER_LENGTH }>();
     let nonce = |data: &[u8; MAP_LENGTH - HEADER_LENGTH]| {
         let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = *data;

@@ -112,7 +112,8 @@ pub fn parse_search_response(datagram: &[u8]) -> Option<Location> {
 pub fn best_service(description: &[u8], location: &Location) -> Option<Service> {
     let text = String::from_utf8_lossy(description);
     let mut services = Vec::new();
-    let (mut kind, mut control) = (None, None);
+    let mut kind = None;
+    let mut control = None;
     for element in Elements::of(&text) {
         match element {
             Element::Start("service") => (kind, control) = (None, None),
@@ -135,7 +136,8 @@ pub fn best_service(description: &[u8], location: &Location) -> Option<Service> 
 
 /// Path, headers and body of the HTTP request for an action.
 pub fn action_request(service: &Service, action: &Action<'_>) -> String {
-    let (name, urn) = (action.name(), service.service_type.urn());
+    let name = action.name();
+    let urn = service.service_type.urn();
     let body = format!(
         "<?xml version=\"1.0\"?>\r\n<s:Envelope xmlns:s=\"http://schemas.xmlsoap.org/soap/envelope/\" \
          s:encodingStyle=\"http://schemas.xmlsoap.org/soap/encoding/\"><s:Body><u:{name} xmlns:u=\"{urn}\">{}\

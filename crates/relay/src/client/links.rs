@@ -48,7 +48,8 @@ pub async fn keep_connected(
     status: watch::Sender<LinkStatus>,
 ) {
     let (report, mut reports) = mpsc::channel(16);
-    let (tasks, up) = (JoinSet::new(), BTreeMap::new());
+    let tasks = JoinSet::new();
+    let up = BTreeMap::new();
     let plan = Plan::new(Instant::now());
     let mut links = Links { settings, queue, receive, status, report, tasks, plan, up };
     let mut attempt: Option<Attempt> = None;
@@ -135,7 +136,8 @@ impl Links {
     /// Makes a connection a link. One that it replaces stays for a while, because datagrams are on their way to it.
     fn add(&mut self, role: Role, connection: Connection) {
         let number = self.queue.0.next_link();
-        let (address, replica) = (connection.address(), connection.replica());
+        let address = connection.address();
+        let replica = connection.replica();
         let waker = Arc::new(Notify::new());
         let link = Link {
             number,

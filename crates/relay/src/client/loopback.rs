@@ -145,7 +145,8 @@ impl LoopbackPort {
         let address = in_addr { s_addr: u32::from_ne_bytes(source.octets()) };
         let info = in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: address, ipi_addr: address };
         let control = [ControlMessage::Ipv4PacketInfo(&info)];
-        let (buffers, flags) = ([IoSlice::new(payload)], MsgFlags::MSG_DONTWAIT);
+        let buffers = [IoSlice::new(payload)];
+        let flags = MsgFlags::MSG_DONTWAIT;
         sendmsg(self.socket.as_raw_fd(), &buffers, &control, flags, Some(&SockaddrIn::from(destination)))?;
         Ok(())
     }

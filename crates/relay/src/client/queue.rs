@@ -117,7 +117,8 @@ impl LinkQueue {
             true => (Frame::Probe { peer: peer.0, payload }, Class::Probe),
             false => (Frame::Datagram { peer: peer.0, payload }, Class::Datagram),
         };
-        let (mut bytes, now) = (Vec::new(), Instant::now());
+        let mut bytes = Vec::new();
+        let now = Instant::now();
         let mut state = self.0.lock();
         let State { outbox, counters, writers, unsent, initiations, .. } = &mut *state;
         let is_held = !is_probe && initiations.sent(now, peer, payload, !writers.is_empty());
@@ -276,7 +277,8 @@ impl Shared {
         let now = Instant::now();
         let State { outbox, counters, initiations, .. } = &mut *state;
         for (peer, message) in initiations.take_due(now) {
-            let (frame, mut bytes) = (Frame::Datagram { peer: peer.0, payload: &message }, Vec::new());
+            let frame = Frame::Datagram { peer: peer.0, payload: &message };
+            let mut bytes = Vec::new();
             if frame.encode(&mut bytes).is_ok() {
                 outbox.push(now, Class::Datagram, bytes.into(), &QUEUE, counters);
             }

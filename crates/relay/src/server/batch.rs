@@ -158,7 +158,8 @@ impl Run<'_> {
 
     fn send_merged(&self, socket: &UdpSocket) -> io::Result<usize> {
         let segment = u16::try_from(self.length).map_err(io::Error::other)?;
-        let (to, control) = (SockaddrStorage::from(self.to), [ControlMessage::UdpGsoSegments(&segment)]);
+        let to = SockaddrStorage::from(self.to);
+        let control = [ControlMessage::UdpGsoSegments(&segment)];
         socket.try_io(Interest::WRITABLE, || {
             let flags = MsgFlags::MSG_DONTWAIT;
             Ok(sendmsg(socket.as_raw_fd(), &self.datagrams, &control, flags, Some(&to))?)

@@ -144,7 +144,8 @@ impl Shared {
     ) -> Result<LinkId, ErrorReason> {
         let idle_timeout = u16::try_from(self.idle.as_secs()).unwrap_or(u16::MAX);
         let mut links = self.links();
-        let (now, answer) = (Instant::now(), Registered { idle_timeout });
+        let now = Instant::now();
+        let answer = Registered { idle_timeout };
         let id = match is_standby {
             true => links.relay.register_standby(now, admission, &answer),
             false => links.relay.register(now, admission, &answer),

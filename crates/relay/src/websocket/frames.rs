@@ -150,7 +150,8 @@ impl Decoder {
         if first & RESERVED != 0 {
             return Err(WebSocketError::Unsupported(first));
         }
-        let (is_final, in_message) = (first & FINAL != 0, self.in_message);
+        let is_final = first & FINAL != 0;
+        let in_message = self.in_message;
         match opcode {
             BINARY if !in_message => self.in_message = !is_final,
             CONTINUATION if in_message => self.in_message = !is_final,

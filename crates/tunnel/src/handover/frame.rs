@@ -141,7 +141,8 @@ fn read_offer(mut bytes: &[u8]) -> Option<Offer> {
         let key = PublicKey(take(&mut bytes)?);
         peers.push(PeerSnapshot { key, path: read_path(&mut bytes)? });
     }
-    let (has_header, takes_datagrams) = (flags & HAS_HEADER != 0, flags & TAKES_DATAGRAMS != 0);
+    let has_header = flags & HAS_HEADER != 0;
+    let takes_datagrams = flags & TAKES_DATAGRAMS != 0;
     Some(Offer { port, has_header, takes_datagrams, kept, peers })
 }
 

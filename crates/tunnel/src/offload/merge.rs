@@ -193,7 +193,8 @@ impl Merger {
 
     /// A frame of its own, to which others may be joined.
     fn begin(&mut self, range: Range<usize>, joined: Joined) -> usize {
-        let (first, index) = (self.packets.len(), self.entries.len());
+        let first = self.packets.len();
+        let index = self.entries.len();
         self.packets.push(Packet { range, next: None });
         self.entries.push(Entry { first, last: first, joined, header: [0; LENGTH], parts: 0..0 });
         index
@@ -201,7 +202,8 @@ impl Merger {
 
     /// Closes all frames between these addresses: the packet may be of any flow between them, as fragments do not say it.
     fn close_between(&mut self, buffer: &[u8], addresses: &[u8]) {
-        let (entries, packets) = (&self.entries, &self.packets);
+        let entries = &self.entries;
+        let packets = &self.packets;
         self.open.retain(|(_, index)| {
             let packet = entries.get(*index).and_then(|entry| packets.get(entry.first));
             let first = packet.and_then(|packet| buffer.get(packet.range.clone()));

@@ -21,7 +21,8 @@ impl Peer {
         self.handshakes.unanswered = 0;
         self.traffic.wait(now);
         let ecn = Ecn::of_packet(packets.packet());
-        let (count, max_length) = (packets.segments(), packets.max_length());
+        let count = packets.segments();
+        let max_length = packets.max_length();
         let mut append = |bytes: &mut Vec<u8>| {
             packets.append_next(bytes);
         };

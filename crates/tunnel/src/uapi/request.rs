@@ -209,7 +209,8 @@ fn key(value: &str) -> Result<[u8; 32], Refused> {
     for (byte, [high, low]) in bytes.iter_mut().zip(digits) {
         let digit =
             |character: u8| char::from(character).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-        let (high, low) = (digit(*high).ok_or_else(refused)?, digit(*low).ok_or_else(refused)?);
+        let high = digit(*high).ok_or_else(refused)?;
+        let low = digit(*low).ok_or_else(refused)?;
         *byte = high << 4 | low;
     }
     Ok(bytes)

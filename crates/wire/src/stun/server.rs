@@ -82,7 +82,8 @@ pub fn parse_request(datagram: &[u8]) -> Option<BindingRequest<'_>> {
     let mut integrity = None;
     while let Some(([a, b, c, d], after)) = rest.split_first_chunk() {
         let covered = datagram.get(..datagram.len().saturating_sub(rest.len()))?;
-        let (kind, length) = (u16::from_be_bytes([*a, *b]), usize::from(u16::from_be_bytes([*c, *d])));
+        let kind = u16::from_be_bytes([*a, *b]);
+        let length = usize::from(u16::from_be_bytes([*c, *d]));
         let value = after.get(..length)?;
         rest = after.get(length.next_multiple_of(4)..)?;
         match kind {

@@ -26,7 +26,8 @@ impl Keys {
         let rest = std::str::from_utf8(key).ok()?.strip_prefix(&self.0)?;
         let (cluster, affiliate) = rest.split_once('/')?;
         let unescape = |id: &str| percent_decode(id.as_bytes()).decode_utf8().ok().map(String::from);
-        let (cluster, affiliate) = (unescape(cluster)?, unescape(affiliate)?);
+        let cluster = unescape(cluster)?;
+        let affiliate = unescape(affiliate)?;
         (self.of(&cluster, &affiliate) == key).then_some((cluster, affiliate))
     }
 
