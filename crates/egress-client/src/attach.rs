@@ -17,7 +17,7 @@ use futures::future::try_join_all;
 use tokio::time::timeout;
 
 use super::Egress;
-use super::intent::attachment;
+use super::intent::attached_pod;
 use super::kernel::{self, Place};
 use super::pod_egress::PodEgress;
 use super::sandboxes::Sandbox;
@@ -76,7 +76,7 @@ impl Egress {
         let pod = self.0.pod_of(&sandbox);
         let cluster = self.0.deps.inputs.cluster();
         let knowledge = self.0.knowledge(&sandbox, pod.as_deref(), Some(&cluster));
-        match intent(&attachment(&sandbox, pod.as_deref()), knowledge) {
+        match intent(&attached_pod(&sandbox, pod.as_deref()), knowledge) {
             Intent::Client(plan) => {
                 if let Some(problem) = plan.problems.first() {
                     return Err(problem.clone().into());
@@ -122,7 +122,7 @@ impl Egress {
         let cluster = is_known.then(|| self.0.deps.inputs.cluster());
         let pod = self.0.pod_of(&sandbox);
         let knowledge = self.0.knowledge(&sandbox, pod.as_deref(), cluster.as_deref());
-        let Intent::Client(plan) = intent(&attachment(&sandbox, pod.as_deref()), knowledge) else {
+        let Intent::Client(plan) = intent(&attached_pod(&sandbox, pod.as_deref()), knowledge) else {
             return Ok(Vec::new());
         };
         let uid = sandbox.uid();

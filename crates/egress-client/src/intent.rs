@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use fairlead_cluster::pods::SlimPod;
-use fairlead_egress::client::intent::Attachment;
+use fairlead_egress::client::intent::AttachedPod;
 
 use super::annotations::egress_annotations;
 use super::sandboxes::Sandbox;
 
 /// An attachment by its pod: as the watch shows it, or as long as it does not, as it was at the ADD.
-pub(crate) fn attachment(sandbox: &Sandbox, pod: Option<&SlimPod>) -> Attachment {
-    Attachment {
+pub(crate) fn attached_pod(sandbox: &Sandbox, pod: Option<&SlimPod>) -> AttachedPod {
+    AttachedPod {
         namespace: sandbox.namespace.clone(),
         addresses: sandbox.addresses(),
         mtu: sandbox.mtu,
@@ -60,7 +60,7 @@ mod tests {
     /// No Egress selects the pod.
     fn intent(sandbox: &Sandbox, pod: Option<&SlimPod>, cluster: Option<&Cluster>) -> Intent {
         let knowledge = Knowledge { selected: Some(BTreeSet::new()), cluster, is_disabled: false };
-        fairlead_egress::client::intent::intent(&attachment(sandbox, pod), knowledge)
+        fairlead_egress::client::intent::intent(&attached_pod(sandbox, pod), knowledge)
     }
 
     fn pod(annotation: Option<&str>, more: Value) -> SlimPod {

@@ -29,7 +29,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use self::job::{Job, Work};
 use self::pods::Pods;
 use super::annotations::egress_annotations;
-use super::intent::{annotations, attachment};
+use super::intent::{annotations, attached_pod};
 use super::kernel::{self, Place};
 use super::pod_egress::PodEgress;
 use super::sandboxes::{self, Sandbox};
@@ -262,7 +262,9 @@ impl PodEgress {
                     _ if !deps.pods.is_ready() => Intent::Unknown,
                     // The pod was deleted, and its sandbox is not gone yet.
                     Some(before) if *before != Intent::Unknown => before.clone(),
-                    _ => intent(&attachment(sandbox, pod), self.knowledge(sandbox, pod, cluster.as_deref())),
+                    _ => {
+                        intent(&attached_pod(sandbox, pod), self.knowledge(sandbox, pod, cluster.as_deref()))
+                    }
                 };
                 (key.clone(), intent)
             })

@@ -26,9 +26,9 @@ pub enum Intent {
     Unknown,
 }
 
-/// Attachment of a pod, as far as it decides.
+/// Facts of an attached pod by which its use of gateways is decided.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Attachment {
+pub struct AttachedPod {
     /// Namespace of the pod.
     pub namespace: String,
     /// Addresses of the interface.
@@ -55,7 +55,7 @@ pub struct Knowledge<'a> {
 }
 
 /// Decides what is to be done.
-pub fn intent(attachment: &Attachment, knowledge: Knowledge<'_>) -> Intent {
+pub fn intent(attachment: &AttachedPod, knowledge: Knowledge<'_>) -> Intent {
     if attachment.has_ended {
         return Intent::Ended;
     }
@@ -89,19 +89,19 @@ mod tests {
     use super::*;
     use crate::problem::EgressReason;
 
-    fn attachment(annotation: Option<&str>) -> Attachment {
+    fn attachment(annotation: Option<&str>) -> AttachedPod {
         let annotation = annotation.map(|value| ("egress.coil.cybozu.com/n".to_owned(), value.to_owned()));
-        Attachment {
+        AttachedPod {
             namespace: "shop".to_owned(),
             addresses: DualStackAddrs { ipv4: Some([10, 1, 0, 5].into()), ipv6: None },
             mtu: 1500,
             annotations: annotation.into_iter().collect(),
-            ..Attachment::default()
+            ..AttachedPod::default()
         }
     }
 
     /// No Egress selects the pod.
-    fn intent(attachment: &Attachment, cluster: Option<&Cluster>) -> Intent {
+    fn intent(attachment: &AttachedPod, cluster: Option<&Cluster>) -> Intent {
         super::intent(attachment, Knowledge { selected: Some(BTreeSet::new()), cluster, is_disabled: false })
     }
 
@@ -117,7 +117,7 @@ mod tests {
         let plain = attachment(None);
         assert_eq!(super::intent(&plain, Knowledge::default()), Intent::Unknown);
         assert_eq!(super::intent(&plain, known(&["b"], None)), Intent::Unknown);
-        let of = |attachment: &Attachment, selected: &[&str]| match super::intent(
+        let of = |attachment: &AttachedPod, selected: &[&str]| match super::intent(
             attachment,
             known(selected, Some(&cluster)),
         ) {
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_has_ended_is_no_client_and_a_gateway_never_is() {
-        let ended = Attachment { has_ended: true, ..attachment(Some("a")) };
+        let ended = AttachedPod { has_ended: true, ..attachment(Some("a")) };
         assert_eq!(intent(&ended, None), Intent::Ended);
         let mut gateway = attachment(None);
         gateway.gateway_of = Some("nat".to_owned());
