@@ -57,7 +57,7 @@ pub trait LocalNode: Send + Sync {
     /// Changes of the publication, from now on.
     fn changes(&self) -> BoxStream<'static, ()>;
 
-    /// How the tunnel to a member does.
+    /// State of the tunnel to a member.
     fn session(&self, key: &PublicKey) -> Session;
 
     /// Takes note of how the discovery services do.

@@ -19,7 +19,7 @@ pub(crate) const MAX_LENGTH: u64 = 64 << 20;
 pub struct StateFile {
     /// The state directory.
     pub directory: PathBuf,
-    /// Whose facts these are: a state directory may have been copied.
+    /// Name of the node whose facts these are: a state directory may have been copied.
     pub node: String,
 }
 

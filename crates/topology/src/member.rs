@@ -155,7 +155,7 @@ pub struct Member {
 /// Addresses of a member that it does not only claim.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct MemberAddresses {
-    /// Its own addresses on the mesh. Trusted, because the controller gives each to one node; those of a member that only discovery
+    /// Own addresses on the mesh. Trusted, because the controller gives each to one node; those of a member that only discovery
     /// services know are what it says itself.
     pub mesh: Vec<IpAddr>,
     /// Addresses of its Node object of type InternalIP, in the order of the object; `None` where there is no such object.

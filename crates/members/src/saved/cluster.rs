@@ -48,7 +48,7 @@ pub struct Facts {
     pub services: Vec<IpNet>,
     /// Which nodes may have source addresses of egress gateways.
     pub sources: Arc<BTreeMap<IpAddr, SourceNodes>>,
-    /// What could not be read.
+    /// Parts that could not be read.
     pub problems: Vec<SourceProblem>,
 }
 
@@ -69,7 +69,7 @@ pub struct Unsaved {
     pub services: Vec<IpNet>,
     /// Which nodes may have source addresses of egress gateways.
     pub sources: Arc<BTreeMap<IpAddr, SourceNodes>>,
-    /// Who left.
+    /// Members that left.
     pub departures: Departures,
 }
 
@@ -99,9 +99,9 @@ struct Content {
 pub struct Saved {
     /// The facts.
     pub facts: Facts,
-    /// Who had left.
+    /// Members that had left.
     pub departures: Departures,
-    /// How long ago that was.
+    /// Time since the file was written.
     pub age: Duration,
 }
 
