@@ -76,7 +76,7 @@ pub struct DiscoveryTask {
     pub settings: watch::Receiver<Option<Option<DiscoverySettings>>>,
     /// Keeps members and the secret, for starts without the API server.
     pub file: StateFile,
-    /// What the file has, as [`Self::known_before`] reads it.
+    /// Members that the file has, as [`Self::known_before`] reads it.
     pub cached: (Vec<Member>, Option<Instant>),
     /// Members of which the services tell.
     pub known: watch::Sender<Arc<Discovered>>,

@@ -22,7 +22,7 @@ pub struct PathChange {
     pub to: Candidate,
     /// Why.
     pub reason: ChangeReason,
-    /// How many endpoints in a row were tried for this reason; this is the last of them.
+    /// Number of endpoints in a row that were tried for this reason; this is the last of them.
     pub attempts: u32,
 }
 
