@@ -91,9 +91,9 @@ pub fn node_id(secret: &[u8; 32], node: &str) -> String {
 /// # Errors
 /// The bundle has none, or there is no bundle and this host trusts none.
 pub fn authorities(bundle: Option<&[u8]>) -> Result<RootCertStore, io::Error> {
-    let system = fairlead_tls::system_roots();
+    let system = fairlead_transport::system_roots();
     let Some(bundle) = bundle else { return system };
-    let mut roots = fairlead_tls::trust(bundle)?;
+    let mut roots = fairlead_transport::trust(bundle)?;
     roots.extend(system.map(|system| system.roots).unwrap_or_default());
     Ok(roots)
 }
@@ -182,10 +182,10 @@ mod tests {
 
     #[test]
     fn a_bundle_adds_authorities_to_those_of_the_host() {
-        let system = fairlead_tls::system_roots().expect("install ca-certificates").roots;
+        let system = fairlead_transport::system_roots().expect("install ca-certificates").roots;
         let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap().cert.pem();
         let roots = authorities(Some(own.as_bytes())).unwrap().roots;
-        let own = fairlead_tls::trust(own.as_bytes()).unwrap().roots;
+        let own = fairlead_transport::trust(own.as_bytes()).unwrap().roots;
         assert_eq!(roots.len(), system.len() + 1);
         assert!(system.iter().chain(&own).all(|authority| roots.contains(authority)));
         assert_eq!(authorities(None).unwrap().roots, system);

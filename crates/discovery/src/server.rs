@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fairlead_limits::ConnectionTable;
-use fairlead_tls::{Certificate, listen};
+use fairlead_transport::{Certificate, listen};
 use fairlead_wire::discovery::server::cluster_server::ClusterServer;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -43,7 +43,7 @@ pub use admission::AdmissionError;
 pub use etcd::{
     EtcdAuthorityError, EtcdEndpoint, EtcdSettings, EtcdSnapshot, InvalidEtcdEndpoint, Rejection,
 };
-pub use fairlead_tls::{CertificateError, CertificateFiles};
+pub use fairlead_transport::{CertificateError, CertificateFiles};
 pub use settings::{Settings, StartError};
 pub use snapshot::SnapshotError;
 pub use statistics::{Method, Snapshot};

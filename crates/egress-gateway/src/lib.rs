@@ -359,7 +359,7 @@ fn start_server(
     let reviewer =
         Reviewer::new(client, audience(&settings.egress, &identity.key), settings.node_user.clone());
     let address = settings.registration;
-    let listener = fairlead_tls::listen(address).with_context(|| {
+    let listener = fairlead_transport::listen(address).with_context(|| {
         format!("cannot listen on {address} for registrations; is another program on this port?")
     })?;
     let inputs = server::Inputs {

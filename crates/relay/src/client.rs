@@ -36,8 +36,8 @@ use crate::{NOT_SENT, USER_TIMEOUT};
 
 pub use endpoint::{Endpoint, InvalidEndpoint, Transport};
 pub use fairlead_limits::Backoff;
-pub use fairlead_tls::proxy::{InvalidProxy, Proxy, ProxyError};
-pub use fairlead_tls::{system_roots, trust};
+pub use fairlead_transport::proxy::{InvalidProxy, Proxy, ProxyError};
+pub use fairlead_transport::{system_roots, trust};
 pub use held::INITIATION_HELD;
 pub use link::Receive;
 pub use links::{LinkStatus, keep_connected};
@@ -280,7 +280,7 @@ async fn reach(
         socket.set_tcp_notsent_lowat(NOT_SENT)?;
         socket.set_tcp_user_timeout(Some(USER_TIMEOUT))
     };
-    let dialled = fairlead_tls::dial([address], settings.mark, configure).await;
+    let dialled = fairlead_transport::dial([address], settings.mark, configure).await;
     let mut stream = dialled.map_err(|error| unreachable(settings, error))?;
     let Some(proxy) = &settings.proxy else {
         return Ok((stream, Some(address.ip().to_canonical())));

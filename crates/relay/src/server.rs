@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use fairlead_tls::{Certificate, listen};
+use fairlead_transport::{Certificate, listen};
 use fairlead_wire::relay::ALPN;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -42,7 +42,7 @@ use state::{Links, Shared};
 use statistics::Statistics;
 use udp::StunPorts;
 
-pub use fairlead_tls::{CertificateError, CertificateFiles};
+pub use fairlead_transport::{CertificateError, CertificateFiles};
 pub(crate) use register::EXPORTER_LABEL;
 pub use replica_tls::ReplicaTlsError;
 pub use settings::{ReplicaSettings, Settings, StartError};
@@ -197,7 +197,7 @@ async fn accept_all(
         Some(link::serve(Arc::clone(shared), stream, source, handshake))
     };
     // Handshakes and links have limits of their own.
-    fairlead_tls::accept_all(listener, connections, || usize::MAX, serve).await
+    fairlead_transport::accept_all(listener, connections, || usize::MAX, serve).await
 }
 
 async fn answer_stun(shared: &Shared) {

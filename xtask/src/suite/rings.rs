@@ -42,7 +42,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "fairlead-discovery",
             "fairlead-relay",
             "testbed-simulation",
-            "fairlead-tls",
+            "fairlead-transport",
             "fairlead-wire",
             "fairlead-wireguard",
             "fairlead-cli",

@@ -26,8 +26,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// The port cannot be used.
 pub(super) async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let address = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), arguments.port);
-    let listener =
-        fairlead_tls::listen(address).with_context(|| format!("cannot listen on port {}", arguments.port))?;
+    let listener = fairlead_transport::listen(address)
+        .with_context(|| format!("cannot listen on port {}", arguments.port))?;
     match accept_all(&listener, &arguments.name).await {}
 }
 
@@ -36,7 +36,7 @@ pub(super) async fn accept_all(listener: &TcpListener, name: &str) -> Infallible
         let answered = timeout(TIMEOUT, answer(stream, name.to_owned()));
         Some(async move { drop(answered.await) })
     };
-    fairlead_tls::accept_all(listener, &mut JoinSet::new(), || MAX_CONNECTIONS, serve).await
+    fairlead_transport::accept_all(listener, &mut JoinSet::new(), || MAX_CONNECTIONS, serve).await
 }
 
 async fn answer(mut stream: TcpStream, name: String) -> std::io::Result<()> {

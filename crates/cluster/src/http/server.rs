@@ -158,7 +158,7 @@ async fn accept_all(
             }
         })
     };
-    fairlead_tls::accept_all(listener, &mut JoinSet::new(), max_tasks, serve).await
+    fairlead_transport::accept_all(listener, &mut JoinSet::new(), max_tasks, serve).await
 }
 
 /// Counts a connection; the token is cancelled when it has to make room for a newer one.
@@ -173,7 +173,7 @@ async fn serve_connection(
     transport: impl Transport,
     routes: Router,
 ) -> Result<(), String> {
-    let stream = fairlead_tls::handshake(HANDSHAKE_TIMEOUT, transport.accept(stream)).await;
+    let stream = fairlead_transport::handshake(HANDSHAKE_TIMEOUT, transport.accept(stream)).await;
     let stream = stream.map_err(|error| error.to_string())?;
     let answer = service_fn(move |request| answer(routes.clone(), limits.request, request));
     let mut http = hyper::server::conn::http1::Builder::new();

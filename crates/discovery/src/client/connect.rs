@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairlead_tls::proxy::{InvalidProxy, Proxy, ProxyError};
+use fairlead_transport::proxy::{InvalidProxy, Proxy, ProxyError};
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
@@ -71,7 +71,8 @@ async fn connect(settings: &Settings, server: &ServerEndpoint) -> Result<Box<dyn
         None => (server.host.as_str(), server.port),
     };
     let dialed =
-        async { fairlead_tls::dial(lookup_host((host, port)).await?, settings.mark, |_| Ok(())).await }.await;
+        async { fairlead_transport::dial(lookup_host((host, port)).await?, settings.mark, |_| Ok(())).await }
+            .await;
     let mut stream = dialed.map_err(|error| ConnectError::Io(format!("{host}:{port}"), error))?;
     if let Some(proxy) = &proxy {
         proxy.tunnel(&mut stream, &server.authority()).await?;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use fairlead_tls::split_authority;
+use fairlead_transport::split_authority;
 
 /// The address of a discovery server, as in Talos's `DiscoveryServiceConfig`.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -71,7 +71,7 @@ pub(super) async fn accept_all(
         Some(handshake(stream, source, counted, tls.cloned(), ready.clone()))
     };
     // What is not admitted is closed.
-    fairlead_tls::accept_all(listener, &mut JoinSet::new(), || usize::MAX, serve).await
+    fairlead_transport::accept_all(listener, &mut JoinSet::new(), || usize::MAX, serve).await
 }
 
 async fn handshake(
@@ -87,7 +87,7 @@ async fn handshake(
     }
     let stream = match tls {
         None => Stream::Plain(stream),
-        Some(tls) => match fairlead_tls::handshake(HANDSHAKE, tls.accept(stream)).await {
+        Some(tls) => match fairlead_transport::handshake(HANDSHAKE, tls.accept(stream)).await {
             Ok(stream) => Stream::Tls(Box::new(stream)),
             Err(error) => return tracing::debug!(%source, %error, "a TLS handshake failed"),
         },

@@ -19,7 +19,7 @@ mod write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fairlead_tls::Certificate;
+use fairlead_transport::Certificate;
 use fairlead_wire::etcd::kv_client::KvClient;
 use fairlead_wire::etcd::lease_client::LeaseClient;
 use tokio::sync::Notify;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use fairlead_tls::{CertificateError, CertificateFiles};
+use fairlead_transport::{CertificateError, CertificateFiles};
 use ipnet::IpNet;
 
 use super::admission::AdmissionError;

@@ -48,5 +48,5 @@ pub(crate) fn certificate(directory: &Path) -> (CertificateFiles, RootCertStore)
     let files = CertificateFiles { chain: directory.join("tls.crt"), key: directory.join("tls.key") };
     std::fs::write(&files.chain, cert.pem()).unwrap();
     std::fs::write(&files.key, signing_key.serialize_pem()).unwrap();
-    (files, fairlead_tls::trust(cert.pem().as_bytes()).unwrap())
+    (files, fairlead_transport::trust(cert.pem().as_bytes()).unwrap())
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fairlead_address::DualStackAddrs;
 use fairlead_egress::registration::PublicKeyHash;
-use fairlead_tls::{AnyCertificate, public_key_info};
+use fairlead_transport::{AnyCertificate, public_key_info};
 use hyper_util::rt::TokioIo;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::{IpAddr as TlsAddress, ServerName};
@@ -41,7 +41,9 @@ pub(super) struct Link {
 /// None does: what failed, of the last one; `Refused` only if nothing listens at any.
 pub(super) async fn connect(addresses: DualStackAddrs, port: u16) -> Result<Link, Ended> {
     let dialed =
-        fairlead_tls::dial(addresses.iter().map(|address| SocketAddr::new(address, port)), 0, |_| Ok(()));
+        fairlead_transport::dial(addresses.iter().map(|address| SocketAddr::new(address, port)), 0, |_| {
+            Ok(())
+        });
     let stream = dialed.await.map_err(|error| match error.kind() {
         io::ErrorKind::ConnectionRefused => Ended::Refused(port),
         _ => Ended::Unreachable(format!("cannot reach TCP port {port} of {addresses}: {error}")),

@@ -82,7 +82,7 @@ pub(super) async fn accept_all(
         })
     };
     // What is not admitted is closed.
-    fairlead_tls::accept_all(&listener, &mut JoinSet::new(), || usize::MAX, task).await
+    fairlead_transport::accept_all(&listener, &mut JoinSet::new(), || usize::MAX, task).await
 }
 
 /// The handshake, whose key it is, and the key.
@@ -96,7 +96,7 @@ async fn greet(
         tracing::debug!(%source, %error, "cannot configure a connection");
         return None;
     }
-    let (stream, key) = match fairlead_tls::handshake(HANDSHAKE, identity.accept(stream)).await {
+    let (stream, key) = match fairlead_transport::handshake(HANDSHAKE, identity.accept(stream)).await {
         Ok(greeted) => greeted,
         Err(error) => {
             tracing::debug!(%source, %error, "a TLS handshake with a gateway failed");
@@ -259,7 +259,7 @@ impl Dialer {
     async fn connect(&self) -> io::Result<TlsStream<TcpStream>> {
         let of = |address: &IpAddr| SocketAddr::new(*address, self.port);
         let addresses: Vec<SocketAddr> = self.member.addresses.iter().map(of).collect();
-        let stream = fairlead_tls::dial(addresses, 0, |_| Ok(())).await?;
+        let stream = fairlead_transport::dial(addresses, 0, |_| Ok(())).await?;
         configure(&stream)?;
         let address = stream.peer_addr()?.ip();
         let connected = timeout(HANDSHAKE, self.identity.connect(stream, address)).await;

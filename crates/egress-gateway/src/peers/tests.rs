@@ -36,7 +36,7 @@ struct Gateway {
 impl Gateway {
     fn new(port: u16, address: &str) -> Self {
         let address: IpAddr = address.parse().unwrap();
-        let listener = fairlead_tls::listen((address, port).into()).unwrap();
+        let listener = fairlead_transport::listen((address, port).into()).unwrap();
         let members = watch::Sender::new(None);
         let (peers, heard) = Peers::new(members.subscribe());
         let (noted, identity) = (Arc::new(Noted::default()), Identity::generate().unwrap());
@@ -181,7 +181,7 @@ async fn a_message_that_is_too_long_or_has_too_many_flows_ends_the_connection() 
     let many = frames::encode(&ToMember { kind: Some(to_member::Kind::Flows(many)) });
     let long = [0u8, 1, 0, 1].to_vec();
     for bytes in [many.to_vec(), long, vec![0, 0, 0, 2, 0xff, 0xff]] {
-        let stream = fairlead_tls::dial([(a.address, port).into()], 0, |_| Ok(())).await.unwrap();
+        let stream = fairlead_transport::dial([(a.address, port).into()], 0, |_| Ok(())).await.unwrap();
         let (mut stream, _) = b.identity.connect(stream, a.address).await.unwrap();
         stream.write_all(&bytes).await.unwrap();
         let mut buffer = Vec::new();

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use fairlead_egress::registration::PublicKeyHash;
-use fairlead_tls::{AnyCertificate, public_key_info};
+use fairlead_transport::{AnyCertificate, public_key_info};
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ServerConfig};
 use tokio::net::TcpStream;

@@ -80,7 +80,7 @@ pub(crate) async fn accept_all(
         Some(handshake(stream, source, counted, tls.clone(), ready.clone()))
     };
     // What is not admitted is closed.
-    fairlead_tls::accept_all(listener, &mut JoinSet::new(), || usize::MAX, serve).await
+    fairlead_transport::accept_all(listener, &mut JoinSet::new(), || usize::MAX, serve).await
 }
 
 async fn handshake(
@@ -93,7 +93,7 @@ async fn handshake(
     if let Err(error) = stream.set_nodelay(true) {
         return tracing::debug!(%source, %error, "cannot configure a connection");
     }
-    let stream = match fairlead_tls::handshake(HANDSHAKE, tls.accept(stream)).await {
+    let stream = match fairlead_transport::handshake(HANDSHAKE, tls.accept(stream)).await {
         Ok(stream) => Box::new(stream),
         Err(error) => return tracing::debug!(%source, %error, "a TLS handshake failed"),
     };

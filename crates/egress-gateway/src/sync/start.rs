@@ -64,7 +64,7 @@ pub(crate) fn start(
 ) -> anyhow::Result<Started> {
     let Gateway { egress, pod, addresses, listen } = gateway;
     let identity = Identity::generate().context("cannot make a certificate for other gateways")?;
-    let listener = fairlead_tls::listen(listen).with_context(|| {
+    let listener = fairlead_transport::listen(listen).with_context(|| {
         format!("cannot listen on {listen} for other gateways; is another program on this port?")
     })?;
     let member = Member { uid: pod.uid, addresses, key: identity.key };

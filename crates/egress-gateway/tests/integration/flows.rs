@@ -105,7 +105,7 @@ impl Gateway {
                     .build()
                     .unwrap();
                 runtime.block_on(async {
-                    let listener = fairlead_tls::listen(([0, 0, 0, 0], PORT).into()).unwrap();
+                    let listener = fairlead_transport::listen(([0, 0, 0, 0], PORT).into()).unwrap();
                     let (peers, heard) = Peers::new(of_members);
                     let copier = Copier::new(Arc::clone(&peers), heard, of_slots, Arc::new(Known), counted);
                     ready.send(copier.complete()).unwrap();

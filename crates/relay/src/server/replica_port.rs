@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use fairlead_tls::Certificate;
+use fairlead_transport::Certificate;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
@@ -41,7 +41,7 @@ impl Replicas {
         let config = trust.server_config(&certificate).map_err(ReplicaTlsError::from)?;
         let address = settings.listen;
         let listener =
-            fairlead_tls::listen(address).map_err(|error| StartError::Listen { address, error })?;
+            fairlead_transport::listen(address).map_err(|error| StartError::Listen { address, error })?;
         Ok(Self {
             listener,
             peers: settings.peers,

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use fairlead_tls::Certificate;
+use fairlead_transport::Certificate;
 use fairlead_wire::relay::replica::REPLICA_ALPN;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerifier as _};

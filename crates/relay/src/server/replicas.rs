@@ -71,7 +71,7 @@ async fn accept_all(shared: &Arc<Shared>, replicas: &Replicas) -> Infallible {
         Some(accept(Arc::clone(shared), stream, source, handshake))
     };
     // Handshakes and replicas have limits of their own.
-    fairlead_tls::accept_all(&replicas.listener, &mut JoinSet::new(), || usize::MAX, serve).await
+    fairlead_transport::accept_all(&replicas.listener, &mut JoinSet::new(), || usize::MAX, serve).await
 }
 
 /// Resolves the names again and again, and dials every address without a connection.

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use fairlead_tls::{CertificateError, CertificateFiles};
+use fairlead_transport::{CertificateError, CertificateFiles};
 
 use super::replica_tls::ReplicaTlsError;
 use crate::core::{AllocationLimits, Limits};

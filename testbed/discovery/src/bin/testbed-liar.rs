@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use fairlead_tls::{Certificate, CertificateFiles};
+use fairlead_transport::{Certificate, CertificateFiles};
 use fairlead_wire::discovery::server::cluster_server::{Cluster, ClusterServer};
 use fairlead_wire::discovery::server::{
     Affiliate, AffiliateDeleteRequest, AffiliateDeleteResponse, AffiliateUpdateRequest,
@@ -93,7 +93,7 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, ready: mpsc::Sender<std
             }
         })
     };
-    match fairlead_tls::accept_all(&listener, &mut JoinSet::new(), || usize::MAX, serve).await {}
+    match fairlead_transport::accept_all(&listener, &mut JoinSet::new(), || usize::MAX, serve).await {}
 }
 
 #[tonic::async_trait]

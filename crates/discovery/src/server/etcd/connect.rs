@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairlead_tls::{Certificate, split_authority};
+use fairlead_transport::{Certificate, split_authority};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
@@ -94,10 +94,10 @@ impl Credentials {
     pub(super) fn roots(&self) -> Result<RootCertStore, EtcdAuthorityError> {
         let (place, roots) = match &self.authorities {
             Some(path) => {
-                let roots = std::fs::read(path).and_then(|bundle| fairlead_tls::trust(&bundle));
+                let roots = std::fs::read(path).and_then(|bundle| fairlead_transport::trust(&bundle));
                 (path.display().to_string(), roots)
             }
-            None => ("the system's store".to_owned(), fairlead_tls::system_roots()),
+            None => ("the system's store".to_owned(), fairlead_transport::system_roots()),
         };
         roots.map_err(|error| EtcdAuthorityError { place, error })
     }
@@ -147,7 +147,7 @@ pub(super) async fn channel(
 
 async fn connect(member: &EtcdEndpoint, credentials: &Credentials) -> Result<Box<dyn Stream>, ConnectError> {
     let addresses = lookup_host((member.host.as_str(), member.port)).await?;
-    let stream = fairlead_tls::dial(addresses, 0, |_| Ok(())).await?;
+    let stream = fairlead_transport::dial(addresses, 0, |_| Ok(())).await?;
     if !member.tls {
         return Ok(Box::new(stream));
     }

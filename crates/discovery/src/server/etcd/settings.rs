@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use fairlead_tls::CertificateFiles;
+use fairlead_transport::CertificateFiles;
 
 use super::connect::EtcdEndpoint;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fairlead_egress::hold::{Hold, Outcome, Write};
 use fairlead_egress::sources::{ANNOTATION_ADDRESSES, lease_patch, slot_lease};
-use fairlead_tls::AnyCertificate;
+use fairlead_transport::AnyCertificate;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use proptest::array::{uniform2, uniform3};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fairlead_egress::EgressName;
 use fairlead_egress::registration::audience;
-use fairlead_tls::{AnyCertificate, public_key_info};
+use fairlead_transport::{AnyCertificate, public_key_info};
 use fairlead_wire::egress::register_request::Kind;
 use fairlead_wire::egress::registration_client::RegistrationClient;
 use fairlead_wire::egress::{Change, Client, Clients, Hello, RegisterRequest, RegisterResponse};
