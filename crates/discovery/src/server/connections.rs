@@ -4,10 +4,11 @@ use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use fairlead_limits::Counted;
+use fairlead_limits::{ConnectionTable, Counted};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -66,12 +67,17 @@ pub(super) async fn accept_all(
 ) -> Infallible {
     let mut number: u64 = 0;
     let serve = |stream, source: SocketAddr| {
-        let counted = (number, shared.connections.admit(Source::of(source.ip()), ())?);
+        let counted = (number, admit(&shared.connections, source.ip())?);
         number = number.wrapping_add(1);
         Some(handshake(stream, source, counted, tls.cloned(), ready.clone()))
     };
     // What is not admitted is closed.
     fairlead_transport::accept_all(listener, &mut JoinSet::new(), || usize::MAX, serve).await
+}
+
+/// Counts a connection, by the network of its client; `None` at a limit.
+fn admit(connections: &Arc<ConnectionTable<Source>>, client: IpAddr) -> Option<Counted<Source>> {
+    connections.admit(Source::of(client), ())
 }
 
 async fn handshake(
@@ -187,5 +193,21 @@ impl AsyncWrite for Connection {
         let connection = self.get_mut();
         ready!(connection.poll_buffer(context))?;
         connection.stream.poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_of_one_network_of_ipv6_take_only_their_own_share() {
+        let connections = ConnectionTable::new(1000, 128);
+        let of = |network, host| admit(&connections, [0x2001, 0xdb8, 0, network, 0, 0, 0, host].into());
+        let flood: Vec<_> = (0..129).map(|host| of(1, host)).collect();
+        let admitted: Vec<bool> = flood.iter().map(Option::is_some).collect();
+        let but_the_last: Vec<bool> = (0..129).map(|number| number < 128).collect();
+        assert_eq!(admitted, but_the_last);
+        assert!(of(2, 1).is_some());
     }
 }
