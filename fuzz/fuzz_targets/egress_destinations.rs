@@ -4,10 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fairlead_address::PrefixSet;
+use fairlead_api::client_routing::Target;
 use fairlead_api::names::{TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE};
 use fairlead_egress::EgressName;
-use fairlead_egress::client::{ClientPod, Gateways, SourcePort, Target, routing};
+use fairlead_egress::client::SourcePort;
+use fairlead_egress::client::plan::{Asking, Cluster, KnownEgress, KnownService, Plan, plan};
 use fairlead_egress::destinations::Destinations;
 use libfuzzer_sys::fuzz_target;
 
@@ -31,17 +32,32 @@ fuzz_target!(|bytes: &[u8]| {
 });
 
 fn routes(destinations: Destinations) {
-    let gateways = Gateways {
-        cluster_ips: ["10.68.0.1", "fd04::1"].iter().filter_map(|address| address.parse::<std::net::IpAddr>().ok()).collect(),
-        port: 5555,
-        destinations: destinations.clone(),
-        source_port: SourcePort::Fixed,
-        originating_only: false,
+    let parse = |addresses: [&str; 2]| {
+        addresses.iter().filter_map(|address| address.parse::<std::net::IpAddr>().ok()).collect()
     };
-    let addresses = ["10.1.0.2", "fd01::2"].iter().filter_map(|address| address.parse::<std::net::IpAddr>().ok());
-    let pod = ClientPod { addresses: addresses.collect(), mtu: 1500 };
+    let service = KnownService {
+        cluster_ips: parse(["10.68.0.1", "fd04::1"]),
+        port: 5555,
+        by_client: false,
+        idle_timeout: None,
+    };
+    let known = KnownEgress {
+        destinations: Ok(destinations.clone()),
+        source_port: SourcePort::Fixed,
+        originating_only: None,
+        cluster_ranges: Some(Vec::new()),
+        allowed_namespaces: None,
+        service: Some(service),
+    };
     let egress = EgressName { namespace: "n".to_owned(), name: "e".to_owned() };
-    let Ok(routing) = routing(&pod, &BTreeMap::from([(egress, gateways)]), &[], &PrefixSet::default()) else { return };
+    let cluster = Cluster { egresses: BTreeMap::from([(egress.clone(), known)]), originating_only: false };
+    let pod = Asking {
+        namespace: "n".to_owned(),
+        chosen: BTreeSet::from([egress]),
+        addresses: parse(["10.1.0.2", "fd01::2"]),
+        mtu: 1500,
+    };
+    let Ok(Plan { routing, .. }) = plan(&cluster, &pod) else { return };
     for route in [routing.ipv4, routing.ipv6].iter().flatten().flat_map(|family| &family.routes) {
         assert_eq!(route.destination, route.destination.trunc());
         assert!([TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE].contains(&route.table));
