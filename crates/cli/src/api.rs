@@ -96,14 +96,15 @@ where
     K: Clone + Debug + DeserializeOwned,
 {
     match list_pages(api, ListParams::default()).await {
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Vec::new()),
+        // Without the definition of the kind the answer is no Status, and so has no reason.
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
         listed => listed.with_context(|| format!("cannot list {what}")),
     }
 }
 
 /// Whether the user has not the right; the message of the API server names it.
 pub fn is_forbidden(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.is_forbidden())
+    matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.code == 403)
 }
 
 async fn list_pages<K>(api: &Api<K>, parameters: ListParams) -> kube::Result<Vec<K>>

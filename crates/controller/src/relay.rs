@@ -223,7 +223,7 @@ impl Reconciler {
         match self.remove().await {
             Ok(()) => self.is_removed = true,
             // Without rights there was never a relay.
-            Err(kube::Error::Api(status)) if status.is_forbidden() => self.is_removed = true,
+            Err(kube::Error::Api(status)) if status.code == 403 => self.is_removed = true,
             Err(error) => tracing::warn!(%error, "cannot remove the managed relay; retrying"),
         }
     }
@@ -299,7 +299,7 @@ where
             tracing::info!(name, "deleted an object of the managed relay");
             Ok(())
         }
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         Err(error) => Err(error),
     }
 }

@@ -157,7 +157,7 @@ impl Cluster {
         loop {
             match self.pods().create(&PostParams::default(), pod).await {
                 Ok(_) => return Ok(()),
-                Err(kube::Error::Api(status)) if status.is_forbidden() && Instant::now() < deadline => {
+                Err(kube::Error::Api(status)) if status.code == 403 && Instant::now() < deadline => {
                     sleep(POLL_INTERVAL).await;
                 }
                 Err(error) => return Err(error).context(format!("cannot create pod {}", pod.name_any())),

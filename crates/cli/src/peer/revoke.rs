@@ -34,7 +34,7 @@ pub(super) async fn revoke(arguments: &RevokeArguments) -> anyhow::Result<String
     if peer.is_some() {
         let deleted = peers.delete(name, &DeleteParams::default()).await;
         match deleted {
-            Err(kube::Error::Api(status)) if status.is_not_found() => {}
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
             deleted => drop(deleted.with_context(|| {
                 format!("revoked node '{name}', but cannot delete its WireKubePeer; nodes leave it out all the same")
             })?),
@@ -78,7 +78,7 @@ async fn change(
         });
         let name = mesh.name_any();
         match meshes.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await {
-            Err(kube::Error::Api(status)) if status.is_conflict() => {}
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
             patched => {
                 return patched
                     .map(|_| true)

@@ -129,7 +129,8 @@ async fn delete_rights_of_gateways(client: &Client) -> anyhow::Result<()> {
 async fn listed(client: &Client, kind: &Kind, namespace: &str, labels: &str) -> anyhow::Result<Vec<String>> {
     match kind.api(client, namespace).list_metadata(&ListParams::default().labels(labels)).await {
         Ok(found) => Ok(found.items.iter().map(ResourceExt::name_any).collect()),
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Vec::new()),
+        // Without the definition of a kind the answer is no Status.
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
         Err(error) => Err(error).with_context(|| format!("cannot list {}", kind.3)),
     }
 }
@@ -140,7 +141,7 @@ async fn delete(client: &Client, kind: &Kind, namespace: &str, name: &str) -> an
         DeleteParams { propagation_policy: Some(PropagationPolicy::Background), ..DeleteParams::default() };
     match kind.api(client, namespace).delete(name, &parameters).await {
         Ok(_) => tracing::info!(kind = kind.2, name, "deleted"),
-        Err(kube::Error::Api(status)) if status.is_not_found() => {}
+        Err(kube::Error::Api(status)) if status.code == 404 => {}
         Err(error) => return Err(error).with_context(|| format!("cannot delete {} {name}", kind.2)),
     }
     Ok(())

@@ -174,7 +174,7 @@ fn why_no_pod(observed: &Observed) -> String {
 /// The finding that the API server refuses something.
 pub(super) fn failed(error: &anyhow::Error) -> Finding<'static> {
     let hint = match error.downcast_ref::<kube::Error>() {
-        Some(kube::Error::Api(status)) if status.is_forbidden() || status.is_not_found() => {
+        Some(kube::Error::Api(status)) if status.code == 403 || status.code == 404 => {
             "; apply deploy/rbac, which has the namespace and the rights"
         }
         _ => "",
