@@ -73,7 +73,7 @@ struct Node {
     connected: Option<bool>,
 }
 
-/// How two nodes reach each other, as each of them says. In a mesh of more than 100 others nodes name only peers that they do
+/// Connection of two nodes, as each of them reports it. In a mesh of more than 100 others nodes name only peers that they do
 /// not reach directly.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Path {
@@ -167,7 +167,7 @@ impl Location {
         if self.name.is_empty() { "(no location)" } else { &self.name }
     }
 
-    /// Its place among the gateways, from 1.
+    /// Place of a node among the gateways, from 1.
     fn place(&self, node: &str) -> Option<usize> {
         self.gateways.iter().zip(1..).find_map(|(gateway, place)| (gateway == node).then_some(place))
     }

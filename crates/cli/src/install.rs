@@ -55,7 +55,7 @@ pub struct InstallArguments {
     socket: PathBuf,
 }
 
-/// What happened to a file.
+/// Change of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
     Unchanged,

@@ -13,7 +13,7 @@ use tonic::transport::Channel;
 use crate::arguments::queries::{KeyCommand, KeyRotateArguments};
 use crate::query::{connect, current_thread};
 
-/// How often the node is asked whether its key is in use.
+/// Interval at which the node is asked whether its key is in use.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 /// Begins the rotation of the key, and says what happens.

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 /// not the first of the list.
 ///
 /// # Errors
-/// Why it is invalid.
+/// The cause, if it is invalid.
 pub(crate) fn check(
     text: &str,
     file_name: &str,
@@ -60,7 +60,7 @@ pub(crate) fn check(
 /// The list of another plugin with the plugin `kind` behind all others, or `None` if it is in the list.
 ///
 /// # Errors
-/// Why it cannot be added.
+/// The cause, if it cannot be added.
 pub(crate) fn with_plugin(
     text: &str,
     file_name: &str,

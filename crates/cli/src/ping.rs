@@ -52,7 +52,7 @@ fn milliseconds_of(timeout: Duration) -> u32 {
     u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX).max(1)
 }
 
-/// How many candidates answered in any round.
+/// Number of rounds, and of candidates that answered in any of them.
 struct Summary {
     rounds: usize,
     candidates: usize,

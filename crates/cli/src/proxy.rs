@@ -1,4 +1,4 @@
-//! How the API server is reached where HTTP proxies are configured: not by them.
+//! Refusal of HTTP proxies: where they are configured, the API server is reached without them or not at all.
 
 use anyhow::{Context as _, bail};
 use fairlead_relay::client::Proxy;

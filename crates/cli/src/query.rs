@@ -1,4 +1,4 @@
-//! How the command line asks: on one thread, the node program of this machine, and with which exit code it says that it found a problem.
+//! Queries of the command line: on one thread, to the node program of this machine, with the exit code of a problem that was found.
 
 use std::path::Path;
 

@@ -19,7 +19,7 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 /// Clears a terminal and moves to its top (ECMA-48: ED, CUP).
 const CLEAR: &str = "\x1b[2J\x1b[H";
 
-/// What is asked.
+/// Source of a status.
 #[derive(Debug, PartialEq, Eq)]
 enum Source {
     Cluster,

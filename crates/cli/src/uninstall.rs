@@ -31,7 +31,7 @@ use crate::api::{list, list_if_served, programs};
 use crate::arguments::uninstall::UninstallArguments;
 use crate::query::current_thread;
 
-/// How often the state of a step is read.
+/// Interval at which the state of a step is read.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Removes Fairlead from the cluster, or says what would be removed.
@@ -116,7 +116,7 @@ impl Uninstall {
         patched.map(drop).context("cannot start the DaemonSet that cleans nodes up")
     }
 
-    /// Why programs still run.
+    /// Programs that still run, each with the reason.
     async fn programs_left(&self) -> anyhow::Result<Vec<String>> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
         let labels = programs(&[NODE_PROGRAM, CONTROLLER_PROGRAM, EGRESS_CONTROLLER_PROGRAM]);
@@ -125,7 +125,7 @@ impl Uninstall {
         Ok(pods.iter().map(|pod| format!("{} on node {}", pod.name_any(), node(pod))).collect())
     }
 
-    /// Which nodes are not cleaned up yet, and why.
+    /// Nodes that are not cleaned up yet, each with the reason.
     async fn nodes_left(&self) -> anyhow::Result<Vec<String>> {
         let set = self.daemon_sets().get(daemon_set::CLEANUP).await.context("cannot read a DaemonSet")?;
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);

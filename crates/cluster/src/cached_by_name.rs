@@ -1,4 +1,4 @@
-//! What a watch cache needs of a value that stands for a cluster-scoped object.
+//! The lookup by which a watch cache finds a value that stands for a cluster-scoped object.
 
 /// Implements [`kube::runtime::reflector::Lookup`] for a type that is kept instead of an object: the cache finds it by the kind
 /// of that object and by its name.

@@ -35,7 +35,7 @@ where
     interrupted: watch::Receiver<Option<Instant>>,
 }
 
-/// Why the API server answers, but shows no objects. It is asked again with exponential backoff.
+/// Refusal of the API server: it answers, but shows no objects. It is asked again with exponential backoff.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// RBAC does not allow it; in the API server's words.
@@ -93,7 +93,7 @@ where
         self.generation() > 0
     }
 
-    /// Why the latest list or watch was refused; `None` if it was not.
+    /// Refusal of the latest list or watch; `None` if there was none.
     pub fn refusal(&self) -> Option<Refusal> {
         self.refusal.borrow().clone()
     }

@@ -21,7 +21,7 @@ use crate::subsystem::Subsystem;
 
 /// Events that may wait to be published.
 const QUEUE: usize = 64;
-/// How long the same reason of the same object is not published again.
+/// Period in which the same reason of the same object is published once.
 const DEDUPLICATION_PERIOD: Duration = Duration::from_mins(10);
 /// Objects remembered for the deduplication.
 const MAX_REMEMBERED: usize = 1024;
@@ -37,9 +37,9 @@ const MAX_NOTE: usize = 1000;
 pub struct PendingEvent {
     /// The object.
     pub regarding: ObjectReference,
-    /// What happened, in one CamelCase word.
+    /// Reason: the event in one CamelCase word.
     pub reason: &'static str,
-    /// What was tried, in one CamelCase word.
+    /// Action that was tried, in one CamelCase word.
     pub action: &'static str,
     /// For people.
     pub note: String,
@@ -69,7 +69,7 @@ pub struct EventPublisher {
 struct Queued {
     event: PendingEvent,
     type_: EventType,
-    /// Of a change, which is published even if an Event of the same reason was just published: told of success.
+    /// Receiver of the success of an Event of a change, which is published even if one of the same reason just was.
     change: Option<oneshot::Sender<()>>,
 }
 
@@ -174,7 +174,7 @@ pub struct ProblemEvent {
     pub resolved: &'static str,
     /// Note when there are no problems any more.
     pub resolved_note: &'static str,
-    /// What was tried.
+    /// Action that was tried, in one CamelCase word.
     pub action: &'static str,
 }
 
@@ -193,7 +193,7 @@ pub struct ProblemEvents {
 struct Reason {
     /// The notes of the last Event that the API server took; empty once they are not true any more.
     published: Vec<String>,
-    /// Those of an Event on its way.
+    /// Contents of an Event on its way, and the receiver of its success.
     pending: Option<(Vec<String>, oneshot::Receiver<()>)>,
     at: Option<Instant>,
 }

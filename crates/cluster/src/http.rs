@@ -25,7 +25,7 @@ pub use server::{Limits, Plain, Transport, serve};
 use crate::metrics::Exposition;
 use crate::subsystem::{Health, Report, Subsystem};
 
-/// Where metrics are served.
+/// Listening address of metrics, and the scrapers that may read them.
 #[derive(Debug, Clone, Copy)]
 pub struct MetricsAddress {
     /// The address; port 0 serves none.

@@ -1,4 +1,4 @@
-//! What every long-running Fairlead program needs: watch caches, Events, metrics, health and supervised tasks.
+//! Foundation of long-running Fairlead programs: watch caches, Events, metrics, health and supervised tasks.
 //!
 //! * [`cached_by_name!`]: what is kept instead of an object, found by the name of that.
 //! * [`caches`]: objects as last seen, with a signal for every change. An unreachable API server stops nothing.

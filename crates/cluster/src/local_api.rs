@@ -1,4 +1,4 @@
-//! What takes the place of an API server where there is none: a client whose requests this process answers itself. So a node without
+//! Local API server, where there is no other: a client whose requests this process answers itself. So a node without
 //! Kubernetes runs the same program as the nodes of a cluster, on other objects.
 //!
 //! Objects only come from [`LocalObjects`]; what is written is taken and forgotten.
@@ -18,7 +18,7 @@ use kube::Client;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-/// How often a watch compares the objects.
+/// Interval at which a watch compares the objects.
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Longest object that is taken.
 const MAX_LENGTH: usize = 4 << 20;

@@ -1,4 +1,4 @@
-//! What the metrics of all programs share. Names and units follow the Prometheus conventions; each subsystem declares and
+//! Labels and output that the metrics of all programs share. Names and units follow the Prometheus conventions; each subsystem declares and
 //! registers its own.
 
 use std::fmt::Write as _;
@@ -45,7 +45,7 @@ pub fn result(ok: bool) -> &'static str {
 /// An address pool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Pool {
-    /// Its name.
+    /// Name of the pool.
     pub pool: String,
 }
 
@@ -67,7 +67,7 @@ impl Exposition {
         }
     }
 
-    /// Its `Content-Type`.
+    /// `Content-Type` of the format.
     pub fn content_type(self) -> &'static str {
         match self {
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",

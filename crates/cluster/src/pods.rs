@@ -50,17 +50,17 @@ struct PodIp {
 }
 
 impl SlimPod {
-    /// Its namespace; empty for an object without one, which the API server does not return.
+    /// Namespace of the pod; empty for an object without one, which the API server does not return.
     pub fn namespace(&self) -> &str {
         self.metadata.namespace.as_deref().unwrap_or_default()
     }
 
-    /// Its name.
+    /// Name of the pod.
     pub fn name(&self) -> &str {
         self.metadata.name.as_deref().unwrap_or_default()
     }
 
-    /// Its UIDs: the object's, and kubelet's own for a static pod. Container runtimes pass kubelet's.
+    /// UIDs of the pod: the object's, and kubelet's own for a static pod. Container runtimes pass kubelet's.
     pub fn uids(&self) -> Vec<String> {
         let of_static = self.metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION_STATIC_UID));
         self.metadata.uid.iter().chain(of_static).cloned().collect()

@@ -96,7 +96,7 @@ where
     }
 }
 
-/// What a request is about (Kubernetes API concepts, "Resource URIs"). Pure.
+/// Kind of a request: its verb and resource (Kubernetes API concepts, "Resource URIs"). Pure.
 pub fn kind(method: &Method, uri: &Uri) -> Kind {
     let segments: Vec<&str> = uri.path().split('/').filter(|segment| !segment.is_empty()).collect();
     let of_group = match segments.as_slice() {

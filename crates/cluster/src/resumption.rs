@@ -28,14 +28,14 @@ use serde::Deserialize;
 use tokio::time::timeout;
 use tower::Service;
 
-/// How long the API server may take to say the current resource version.
+/// Time-out of a request for the current resource version.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// A watch that is resumed so long after its time-out was alive until then. Shorter than what kube grants a silent connection.
 const MARGIN: Duration = Duration::from_secs(3);
 /// A watch that is resumed so long after it ended was not watched meanwhile. Longer than the watcher's first backoff (kube,
 /// `DefaultBackoff`: 0.8 s and as much again by chance), shorter than a restoration takes.
 const PAUSE: Duration = Duration::from_secs(2);
-/// How long the beginning of a watch is remembered that is not resumed.
+/// Period for which the beginning of a watch is remembered that is not resumed.
 const KEPT: Duration = Duration::from_secs(600);
 /// After a list for which the API server had been away, the same watch is not listed again for that reason for so long.
 const LIST_PAUSE: Duration = Duration::from_secs(30);
@@ -51,7 +51,7 @@ pub fn checking_client(client: Client) -> Client {
 /// A request that resumes a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Resumption {
-    /// What is watched: the request without its resource version.
+    /// The watched list: the request without its resource version.
     watch: String,
     path: String,
     version: u64,
@@ -81,7 +81,7 @@ impl Resumption {
         Some(Self { watch, path, version, timeout })
     }
 
-    /// What happened to the watch. Pure.
+    /// Interruption of a watch, from its beginnings. Pure.
     ///
     /// `before` is its last beginning, `None` if it was just listed.
     fn interruption(&self, before: Option<Begun>, now: Instant) -> Interruption {
@@ -98,7 +98,7 @@ impl Resumption {
     }
 }
 
-/// How a watch ended.
+/// End of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Interruption {
     /// The API server did not answer, perhaps for long.
@@ -124,7 +124,7 @@ struct Checking {
     watches: Arc<Mutex<Watches>>,
 }
 
-/// What is known of each watch.
+/// State of each watch.
 #[derive(Default)]
 struct Watches {
     begun: HashMap<String, Begun>,
@@ -133,7 +133,7 @@ struct Watches {
 }
 
 impl Watches {
-    /// What happened to the watch since it began.
+    /// Interruption of the watch since it began.
     fn interruption(&mut self, resumption: &Resumption, now: Instant) -> Interruption {
         // Those of single objects do not come back.
         self.begun.retain(|_, begun| now.duration_since(begun.at) < KEPT);
@@ -198,7 +198,7 @@ impl hyper::body::Body for Answer {
     }
 }
 
-/// What came of an attempt.
+/// Outcome of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Begun,
@@ -284,7 +284,7 @@ async fn resume(
     Ok(Some(client.send(request).await?))
 }
 
-/// What ends a watch and makes the watcher list again; in the answer's status code it would not.
+/// Message that ends a watch and makes the watcher list again; as status code of the answer it would not.
 const EXPIRED: &[u8] = b"{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"apiVersion\":\"v1\",\"status\":\"Failure\",\
 \"message\":\"the resource version is newer than etcd, which was restored from a backup\",\"reason\":\"Expired\",\"code\":410}}\n";
 

@@ -167,9 +167,9 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
-/// What a task returns; `()`, never, or a result.
+/// Output of a task: `()`, never, or a result.
 pub trait TaskOutput {
-    /// Why the task ended.
+    /// Reason for which the task ended.
     fn reason(self) -> EndReason;
 }
 
@@ -194,7 +194,7 @@ impl<E: Display> TaskOutput for Result<(), E> {
     }
 }
 
-/// How a task ended.
+/// Reason for which a task ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EndReason {
     /// With this error.
@@ -212,7 +212,7 @@ pub struct Failure {
     pub subsystem: &'static str,
     /// Name of the task.
     pub task: &'static str,
-    /// How it ended.
+    /// Reason for which it ended.
     pub reason: EndReason,
 }
 
@@ -234,13 +234,13 @@ impl Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// What a subsystem answers at `/readyz`.
+/// Readiness of a subsystem, as `/readyz` answers it.
 pub trait Readiness: Send + Sync {
-    /// Why it is not ready; `None` when it is.
+    /// Reason why it is not ready; `None` when it is.
     fn not_ready(&self) -> Option<String>;
 }
 
-/// Which subsystems are alive and which are ready.
+/// Liveness and readiness of all subsystems.
 #[derive(Clone, Default)]
 pub struct Health(Arc<Mutex<BTreeMap<&'static str, Status>>>);
 

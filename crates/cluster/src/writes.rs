@@ -37,7 +37,7 @@ where
 /// Removes one finalizer of the version of an object that was read.
 ///
 /// # Errors
-/// Those of [`replace_finalizers`].
+/// As of [`replace_finalizers`].
 pub async fn remove_finalizer<K>(api: &Api<K>, object: &K, finalizer: &str) -> kube::Result<K>
 where
     K: ResourceExt + Clone + DeserializeOwned + Debug,

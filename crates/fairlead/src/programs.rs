@@ -34,7 +34,7 @@ const CONNECT_SECONDS: u64 = 5;
 /// The link that CNI plugins make in a pod (containerd and CRI-O name it so).
 const EGRESS_UPLINK: &str = "eth0";
 
-/// What the node program and the controller say when they end.
+/// Last log message of the node program and the controller.
 const KERNEL_FORWARDS: &str = "shutting down; the kernel keeps forwarding";
 
 /// `fairlead node`

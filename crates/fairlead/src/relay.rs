@@ -54,7 +54,7 @@ pub(crate) async fn serve(arguments: RelayArguments, stop: impl Future<Output = 
     Ok(outcome?)
 }
 
-/// Who may use the relay. With members of a cluster this waits for the first list of them.
+/// Authorizer of the clients of the relay. With members of a cluster this waits for the first list of them.
 async fn authorizer(
     arguments: &RelayArguments,
     supervisor: &mut Supervisor,
@@ -91,7 +91,7 @@ fn settings(arguments: &RelayArguments) -> Settings {
     }
 }
 
-/// Where there are others.
+/// Settings of the replicas, if there are others.
 fn replicas(arguments: &RelayArguments) -> Option<ReplicaSettings> {
     let known = arguments.replica_ca_file.clone().zip(arguments.replica_name.clone());
     known.map(|(authorities, name)| ReplicaSettings {

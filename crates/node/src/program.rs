@@ -13,7 +13,7 @@ use crate::lifecycle::{Node, handover};
 const SHUTDOWN_ORDER: [&str; 10] =
     ["cni", "mesh", "router", "egress", "pod network", "ipam", "events", "http", "caches", "kernel"];
 
-/// How long one subsystem may take to end: an ADD waits up to 20 s for a block, and kubelet grants a pod 30 s.
+/// Longest time in which one subsystem ends: an ADD waits up to 20 s for a block, and kubelet grants a pod 30 s.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// Runs the node program until `stop` resolves. The kernel's state stays. While another one serves the socket, it waits for

@@ -34,12 +34,12 @@ use tokio::time::{sleep, timeout};
 
 use self::metrics::RouterMetrics;
 
-/// How often the kernel is compared without a change: links come and go, and take routes with them.
+/// Interval at which the kernel is compared without a change: links come and go, and take routes with them.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 /// Least pause between two steps, so that a storm of changes costs one step, not thousands.
 const MIN_PAUSE: Duration = Duration::from_millis(50);
 
-/// What the built-in router works with.
+/// Dependencies of the built-in router.
 pub struct RoutesDeps {
     /// Client of the API server.
     pub client: Client,
@@ -49,7 +49,7 @@ pub struct RoutesDeps {
     pub blocks: Arc<Cache<CachedBlock>>,
     /// The mesh resources: their devices are no networks of this node.
     pub meshes: Arc<Cache<WireKubeMesh>>,
-    /// Which nodes have source addresses of egress gateways; `None` until the API server has said it.
+    /// Nodes by the source addresses of egress gateways that they have; `None` until the API server has said it.
     pub source_nodes: watch::Receiver<Option<Arc<BTreeMap<IpAddr, SourceNodes>>>>,
     /// Counters.
     pub metrics: RouterMetrics,
@@ -74,7 +74,7 @@ pub fn start(deps: RoutesDeps, supervisor: &mut Supervisor) -> RoutesHandle {
     handle
 }
 
-/// What other subsystems may know of the routes.
+/// State of the routes for other subsystems.
 #[derive(Clone, Default)]
 pub struct RoutesHandle(Arc<Mutex<Report>>);
 
@@ -98,7 +98,7 @@ pub struct Report {
     pub problems: Vec<RouteProblem>,
 }
 
-/// Why a route is missing. `Display` is a sentence for status.
+/// Reason why a route is missing. `Display` is a sentence for status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RouteProblem {
     /// Left out by the plan.
@@ -107,7 +107,7 @@ pub enum RouteProblem {
     Refused {
         /// The route.
         route: Box<Route>,
-        /// Why.
+        /// Answer of the kernel.
         error: String,
     },
     /// The routes could not be read or compared.
@@ -145,7 +145,7 @@ struct Router {
     metrics: RouterMetrics,
 }
 
-/// What the routes follow from, but for the kernel.
+/// Inputs of the routes, but for the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Inputs {
     node: String,

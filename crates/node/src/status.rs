@@ -44,13 +44,13 @@ pub struct Service {
     pub router: Option<RoutesHandle>,
     /// The addresses.
     pub inventory: Inventory,
-    /// What is wrong with the network of the pods.
+    /// Problems of the network of the pods.
     pub pod_network: PodNetworkProblems,
-    /// What is wrong with the egress of pods.
+    /// Problems of the egress of pods.
     pub(crate) egress: EgressProblems,
     /// Source addresses of egress gateways.
     pub(crate) sources: SourceAddresses,
-    /// What the API server refuses is a problem of this node.
+    /// Watch caches: a refusal of the API server is a problem of this node.
     pub(crate) caches: Arc<Caches>,
 }
 

@@ -55,7 +55,7 @@ pub struct PeerShow {
     pub(crate) machine: MachineArguments,
 }
 
-/// What is printed for the machine of a Peer.
+/// Settings of the printed configuration for the machine of a Peer.
 #[derive(Debug, Default, Args)]
 pub(crate) struct MachineArguments {
     /// File with the private key, as `wg genkey` prints it

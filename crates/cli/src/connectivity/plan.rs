@@ -1,4 +1,4 @@
-//! What each probe pod connects to. Pure.
+//! Plan of the connections of each probe pod. Pure.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -11,7 +11,7 @@ pub(super) const SERVICE: &str = "target";
 /// Port of the `kubernetes` Service.
 const API_SERVER_PORT: u16 = 443;
 
-/// What a connection is to show.
+/// Property that a connection is to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Test {
     Dns,
@@ -83,7 +83,7 @@ pub(super) struct Facts {
     pub(super) pods: Vec<Pod>,
     /// Addresses of the Service in front of the pods.
     pub(super) service: Vec<IpAddr>,
-    /// Its DNS name, if the cluster has DNS.
+    /// DNS name of the Service, if the cluster has DNS.
     pub(super) dns: Option<String>,
     /// Addresses of the Service `kubernetes`.
     pub(super) api_server: Vec<IpAddr>,

@@ -22,7 +22,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest error text: a termination message has at most 4,096 bytes.
 const MAX_ERROR: usize = 60;
 
-/// What came of one target. The names are short for the termination message.
+/// Outcome of one target. The names are short for the termination message.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Outcome {
     /// Number of the target, from 0.
@@ -31,7 +31,7 @@ pub(super) struct Outcome {
     /// Milliseconds of the attempt that succeeded.
     #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
     pub(super) milliseconds: Option<u32>,
-    /// Why the last attempt failed.
+    /// Error of the last attempt.
     #[serde(rename = "e", default, skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
 }

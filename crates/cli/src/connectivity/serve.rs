@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use crate::arguments::queries::ServeArguments;
 
-/// What a target sends after its name: enough for full-size packets, which a wrong MTU on the way would stop.
+/// Bytes that a target sends after its name: enough for full-size packets, which a wrong MTU on the way would stop.
 pub(super) const PAYLOAD: usize = 64 * 1024;
 /// Connections at the same time; others wait in the listener's queue.
 const MAX_CONNECTIONS: usize = 64;

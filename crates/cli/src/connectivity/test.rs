@@ -24,9 +24,9 @@ use crate::query::PROBLEM_FOUND;
 const DEFAULT_NODES: usize = 4;
 /// Most nodes at once: the results of a pod have to fit into its termination message.
 const MAX_NODES: usize = 10;
-/// Where a kubelet listens if its Node does not say.
+/// Port of a kubelet whose Node does not name it.
 const KUBELET_PORT: u16 = 10_250;
-/// How often pods are looked at.
+/// Interval at which pods are looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Time for the namespace to go.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -280,7 +280,7 @@ fn terminated(pod: &PodObject) -> Option<&str> {
     Some(ended.message.as_deref().or(ended.reason.as_deref()).unwrap_or_default())
 }
 
-/// Why a pod does not go on, in Kubernetes's words.
+/// Reason why a pod does not go on, in Kubernetes's words.
 fn waits_for(pod: &PodObject) -> String {
     let waiting = container_states(pod).find_map(|state| state.waiting.as_ref());
     let reason = waiting.and_then(|waiting| waiting.message.clone().or_else(|| waiting.reason.clone()));

@@ -1,4 +1,4 @@
-//! What of the cluster the configuration of a Peer is made from.
+//! Objects of the cluster from which the configuration of a Peer is made.
 
 use std::borrow::Borrow;
 use std::net::{IpAddr, ToSocketAddrs as _};
@@ -148,7 +148,7 @@ impl Cluster {
     }
 }
 
-/// What a node or a Peer with tunnels to all nodes configures; of a Peer without the addresses that its tunnels go to.
+/// Configuration of a node, or of a Peer with tunnels to all nodes; of a Peer without the addresses that its tunnels go to.
 pub(crate) fn configuration_of(
     objects: &Objects,
     subject: Subject<'_>,

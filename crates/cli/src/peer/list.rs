@@ -22,7 +22,7 @@ struct Row {
     #[serde(rename = "allowedIPs")]
     allowed_ips: Vec<String>,
     entry_nodes: Vec<String>,
-    /// What of it is left out, and why.
+    /// Parts of it that are left out, and the reasons.
     problems: Vec<String>,
 }
 

@@ -19,7 +19,7 @@ use crate::arguments::peers::MachineArguments;
 use crate::arguments::queries::ConfigurationFormat;
 use crate::output::{self, Output, render};
 
-/// What every uplink carries that Fairlead supports: 1,460 bytes, without 80 of WireGuard over IPv6.
+/// MTU in bytes, which every uplink carries that Fairlead supports: 1,460 bytes, without 80 of WireGuard over IPv6.
 const MTU: u16 = 1380;
 
 /// Everything a machine needs.

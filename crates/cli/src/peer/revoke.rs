@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::api;
 use crate::arguments::peer::RevokeArguments;
 
-/// How often a change is tried again that another one has overtaken.
+/// Attempts at a change that others overtake.
 const ATTEMPTS: usize = 5;
 
 /// Says what was done.

@@ -18,7 +18,7 @@ fn secrets(client: &Client) -> Api<Secret> {
     Api::namespaced(client.clone(), SYSTEM_NAMESPACE)
 }
 
-/// What it has. Without the right to read it Peers that name a key are left out, with that reason.
+/// Preshared keys of the Secret. Without the right to read it Peers that name a key are left out, with that reason.
 pub(super) async fn read(client: &Client) -> PresharedKeys {
     match secrets(client).get_opt(PEER_PRESHARED_KEYS_SECRET).await {
         Ok(secret) => secret.as_ref().map(PresharedKeys::new).unwrap_or_default(),

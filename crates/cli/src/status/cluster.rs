@@ -76,7 +76,7 @@ fn is_healthy(peer: &WireKubePeer) -> bool {
     peer.status.as_ref().is_some_and(|status| status.connected == Some(true) && status.problems.is_empty())
 }
 
-/// Why no block can be granted from a pool, unless an administrator wants it so.
+/// Reason why no block can be granted from a pool, unless an administrator wants it so.
 fn pool_problem(pool: &AddressPool) -> Option<&Condition> {
     let conditions = &pool.status.as_ref()?.conditions;
     let ready = conditions.iter().find(|condition| condition.type_ == READY)?;
@@ -238,7 +238,7 @@ fn word(value: &impl Serialize) -> String {
     or_dash(value.as_str().unwrap_or_default())
 }
 
-/// How many of its peers a node reaches.
+/// Number of the peers that a node reaches, of all.
 fn reached(status: &WireKubePeerStatus) -> String {
     status.peers.map_or("-".to_owned(), |peers| {
         format!("{}/{}", peers.total.saturating_sub(peers.unreachable), peers.total)

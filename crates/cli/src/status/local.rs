@@ -253,7 +253,7 @@ fn discovery_line(service: &DiscoveryService) -> String {
     format!("{server}  {state}")
 }
 
-/// Why it is not up, why it is not direct, or what takes another way.
+/// Reason why a peer is not up, or not direct, or the packets that take another way.
 pub(super) fn reason(peer: &Peer) -> String {
     match (peer.reason.as_str(), peer.relay_reason.as_str()) {
         ("", "") if !peer.plain_prefixes.is_empty() => {
@@ -295,7 +295,7 @@ fn peer_row(peer: &Peer, wide: bool) -> Vec<String> {
     row
 }
 
-/// Who knows of it. What is watched is current.
+/// Sources of a member, each with its age; a watch is current.
 pub(super) fn sources(peer: &Peer) -> String {
     let named = |it: &MemberSource| match it.age_seconds.map(|seconds| seconds as i64) {
         Some(seconds) if seconds > 0 => format!("{} ({} ago)", it.source, age(seconds)),

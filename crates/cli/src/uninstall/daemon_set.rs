@@ -14,7 +14,7 @@ use crate::api::is_ready;
 
 /// Name of the DaemonSet that cleans up.
 pub(super) const CLEANUP: &str = "fairlead-cleanup";
-/// Its pods.
+/// Label selector of the pods of the DaemonSet.
 pub(super) const SELECTOR: &str = "app.kubernetes.io/name=fairlead,app.kubernetes.io/component=cleanup";
 /// No node has this label: the DaemonSet runs nowhere until the selector is removed.
 const HELD: &str = "fairlead.io/held-until-the-node-programs-have-ended";
@@ -120,7 +120,7 @@ pub(super) fn release() -> Value {
     json!({ "spec": { "template": { "spec": { "nodeSelector": { HELD: null } } } } })
 }
 
-/// Which nodes are not cleaned up yet, and why.
+/// Nodes that are not cleaned up yet, each with the reason.
 pub(super) fn left(set: &DaemonSet, pods: &[Pod]) -> Vec<String> {
     let status = set.status.clone().unwrap_or_default();
     if status.observed_generation != set.metadata.generation {

@@ -1,4 +1,4 @@
-//! What `deploy/` installs beside the custom resources. What has the label `app.kubernetes.io/name: fairlead` is Fairlead's alone;
+//! Objects that `deploy/` installs beside the custom resources. What has the label `app.kubernetes.io/name: fairlead` is Fairlead's alone;
 //! what has the names of Coil is named here, since other programs of Coil have the same label.
 
 use anyhow::Context as _;
@@ -112,7 +112,7 @@ pub(super) async fn delete_rest(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What gateways of a namespace share, so that no Egress owns it: ServiceAccounts, and the right to the Leases of source addresses.
+/// Deletes what gateways of a namespace share, so that no Egress owns it: ServiceAccounts, and the right to the Leases of source addresses.
 async fn delete_rights_of_gateways(client: &Client) -> anyhow::Result<()> {
     for kind in [ROLE_BINDING, ROLE, SERVICE_ACCOUNT] {
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind.resource());

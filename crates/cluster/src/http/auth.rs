@@ -18,7 +18,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::Semaphore;
 
-/// How long a verdict counts.
+/// Lifetime of a verdict.
 const LIFETIME: Duration = Duration::from_secs(60);
 /// Verdicts that are remembered; scrapers are few.
 const MAX_REMEMBERED: usize = 64;
@@ -27,11 +27,11 @@ const MAX_CONCURRENT: usize = 2;
 /// Longer tokens are refused without a review. Those of Kubernetes have about 1 KiB.
 const MAX_TOKEN: usize = 8 << 10;
 
-/// What the API server said about a token.
+/// Answer of the API server about a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Allowed,
-    /// Its user may not read metrics.
+    /// The user of the token may not read metrics.
     Forbidden,
     /// It is no valid token.
     Unauthenticated,

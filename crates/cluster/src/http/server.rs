@@ -28,7 +28,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Size of request headers, and of the read buffer of a connection.
 const MAX_HEADERS: usize = 16 << 10;
 
-/// What clients of a port may use.
+/// Limits of what clients of a port use.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Open connections.
@@ -54,7 +54,7 @@ impl Limits {
     };
 }
 
-/// What is below HTTP: [`Plain`] TCP or TLS.
+/// Transport below HTTP: [`Plain`] TCP or TLS.
 pub trait Transport: Clone + Send + Sync + 'static {
     /// The connection of a client.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send;

@@ -18,12 +18,12 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-/// How long the API server has for its first answers.
+/// Time-out of the first lists of the API server.
 const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often it is checked whether they have arrived.
+/// Interval at which it is checked whether they have arrived.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What the configuration of this machine is made from.
+/// Watch caches from which the configuration of this machine is made.
 pub(super) struct Caches {
     blocks: Cache<AddressBlock>,
     meshes: Cache<WireKubeMesh>,
@@ -93,7 +93,7 @@ impl Caches {
         self.own.store.state().pop()
     }
 
-    /// What the nodes are, and of the Peers this machine's.
+    /// Nodes of the mesh, and of the Peers that of this machine.
     ///
     /// # Errors
     /// The Peer cannot be written as JSON.

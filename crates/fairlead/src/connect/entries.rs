@@ -1,4 +1,4 @@
-//! Which entry node this machine uses, and when it tries another one.
+//! Choice of the entry node of this machine, and of the time at which it tries another one.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -9,9 +9,9 @@ use kube::ResourceExt as _;
 
 /// Entry nodes of a Peer whose user names none.
 const CHOSEN: usize = 3;
-/// How long data may stay unanswered: a receiver that has nothing to send answers after 10 s (`KEEPALIVE_TIMEOUT`, WireGuard paper 6.5).
+/// Longest time for which data stay unanswered: a receiver that has nothing to send answers after 10 s (`KEEPALIVE_TIMEOUT`, WireGuard paper 6.5).
 const UNANSWERED_DATA: Duration = Duration::from_secs(12);
-/// How long handshakes may stay unanswered: the second is sent after 5 s (`REKEY_TIMEOUT`).
+/// Longest time for which handshakes stay unanswered: the second is sent after 5 s (`REKEY_TIMEOUT`).
 const UNANSWERED_HANDSHAKE: Duration = Duration::from_secs(6);
 /// Age at which a session ends (`REJECT_AFTER_TIME`).
 const SESSION: Duration = Duration::from_secs(180);
@@ -28,7 +28,7 @@ pub(super) fn choose(peers: &[WireKubePeer]) -> Vec<String> {
     ranked.into_iter().map(|(_, name)| name).take(CHOSEN).collect()
 }
 
-/// How well others reach a node that they have not heard of; less is better.
+/// Rank of a node by how well others reach it that they have not heard of; less is better.
 fn rank(peer: &WireKubePeer) -> Option<u8> {
     use EndpointDiscoveryMethod as Method;
     peer.spec.parse_public_key().ok()?;
@@ -57,7 +57,7 @@ pub(super) struct Entries {
     /// Position of the one in use, and of its endpoint: a name may have several addresses.
     current: usize,
     address: usize,
-    /// How often all were tried since the last answer.
+    /// Number of rounds through all nodes since the last answer.
     rounds: u32,
     silence: Silence,
 }
@@ -80,7 +80,7 @@ impl Entries {
         self.names.get(self.current).map(String::as_str)
     }
 
-    /// Which address of its endpoint is in use.
+    /// Index of the address of its endpoint that is in use.
     pub(super) fn address(&self) -> usize {
         self.address
     }

@@ -23,21 +23,21 @@ use super::routes::{self, Surroundings};
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// The first port that is chosen: above those that Linux gives to other sockets (`ip_local_port_range`).
 const FIRST_PORT: u16 = 61_000;
-/// How many ports are tried.
+/// Number of ports that are tried.
 const PORTS: u16 = 32;
 
-/// What the machine is to be.
+/// Desired configuration of the machine.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Desired {
     /// By identity, with the endpoint to begin with.
     pub(super) peers: BTreeMap<PublicKey, PeerConfig>,
-    /// Of the machine inside of the mesh.
+    /// Addresses of the machine inside of the mesh.
     pub(super) addresses: Vec<IpNet>,
     /// Addresses that are reached beside the tunnel: those of the API server and of endpoints.
     pub(super) servers: Vec<IpAddr>,
 }
 
-/// What this machine has of the connection.
+/// Device, routes and names of the connection on this machine.
 pub(super) struct Host {
     settings: Settings,
     alias: String,
@@ -70,13 +70,13 @@ impl Host {
         Ok(host)
     }
 
-    /// What the device says; `None` while there is none.
+    /// State of the device; `None` while there is none.
     pub(super) fn state(&mut self) -> Option<DeviceState> {
         let state = self.device.as_mut()?.state();
         state.inspect_err(|error| tracing::warn!(%error, "cannot read the WireGuard device")).ok()
     }
 
-    /// Why this machine does not send to a peer, if that is so.
+    /// Error because of which this machine does not send to a peer, if there is one.
     pub(super) fn send_error(&self, peer: &PublicKey) -> Option<String> {
         self.device.as_ref()?.send_error(peer)
     }

@@ -16,10 +16,10 @@ use tokio::time::timeout;
 use super::entries::choose;
 use crate::arguments::connect::ConnectArguments;
 
-/// How long one answer of the API server may take.
+/// Time-out of one request to the API server.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is to be done so that the Peer is there.
+/// Step by which the Peer comes to be there.
 #[derive(Debug, PartialEq)]
 pub(super) enum Plan {
     Create(KiloPeer),
@@ -135,7 +135,7 @@ fn new_spec(
     Ok(spec)
 }
 
-/// What the arguments say goes before what an earlier process has chosen.
+/// Updates the spec: arguments go before what an earlier process has chosen.
 fn update(spec: &mut KiloPeerSpec, arguments: &ConnectArguments, cluster: &Cluster) -> anyhow::Result<()> {
     if !arguments.addresses.is_empty() {
         spec.allowed_ips = texts(&arguments.addresses);

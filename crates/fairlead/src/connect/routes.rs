@@ -1,4 +1,4 @@
-//! Which routes lead into the tunnel: all that the machine may do without.
+//! Routes that lead into the tunnel: all that the machine may do without.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use ipnet::IpNet;
 /// Origin of the routes that the kernel makes of addresses (`RTPROT_KERNEL`, `linux/rtnetlink.h`).
 const PROTOCOL_KERNEL: u8 = 2;
 
-/// What this machine reaches without the tunnel.
+/// Surroundings of the machine: networks and servers that it reaches without the tunnel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Surroundings {
     /// Single addresses: routers, name servers.
@@ -23,7 +23,7 @@ pub(super) struct Surroundings {
 }
 
 impl Surroundings {
-    /// Of the routes of the table `main` and the text of `resolv.conf`.
+    /// Surroundings by the routes of the table `main` and the text of `resolv.conf`.
     pub(super) fn of(routes: &[Route], own_link: u32, resolv_conf: &str) -> Self {
         let others = || routes.iter().filter(|route| route.links().all(|link| link != own_link));
         let gateways = others().flat_map(|route| {
@@ -85,7 +85,7 @@ pub(super) fn present(socket: &mut RouteSocket) -> Result<Vec<Route>> {
     socket.routes(TABLE_MAIN)
 }
 
-/// What to change of them. Those of another connection of this machine have the same protocol, and stay.
+/// Difference between desired and present routes. Those of another connection of this machine have the same protocol, and stay.
 pub(super) fn difference(destinations: &[IpNet], link: u32, present: &[Route]) -> Difference<Route> {
     let onto = |prefix: &IpNet| Route::onto(TABLE_MAIN, ROUTE_PROTOCOL_CONNECT, *prefix, link);
     let desired: Vec<Route> = destinations.iter().map(onto).collect();

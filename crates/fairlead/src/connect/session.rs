@@ -25,15 +25,15 @@ use crate::arguments::connect::ConnectArguments;
 use crate::arguments::node::WireGuard;
 use crate::programs::READ_SECONDS;
 
-/// How often the program looks at the device and at what the watches have shown.
+/// Interval at which the program looks at the device and at what the watches have shown.
 const TICK: Duration = Duration::from_secs(1);
-/// How often the machine is compared with what it is to be, although nothing changed in the cluster.
+/// Interval at which the machine is compared with what it should be, although nothing changed in the cluster.
 const COMPARE_INTERVAL: Duration = Duration::from_secs(5);
-/// How often a free address is chosen.
+/// Attempts at choosing a free address.
 const ATTEMPTS: usize = 5;
-/// How often names are resolved again.
+/// Interval at which names are resolved again.
 const RESOLVE_INTERVAL: Duration = Duration::from_secs(30);
-/// How long resolving names may take.
+/// Time-out of resolving names.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A machine that is being connected, or is.
@@ -52,10 +52,10 @@ pub(super) struct Session {
     progress: Progress,
 }
 
-/// What was done, and when.
+/// Progress of a session: the last steps, with their times.
 #[derive(Default)]
 struct Progress {
-    /// What the watches showed when the cluster was last read.
+    /// Generation of the watch caches when the cluster was last read.
     generation: Option<u64>,
     entries: Entries,
     resolved: Resolved,
@@ -66,14 +66,14 @@ struct Progress {
     said: BTreeMap<Topic, BTreeSet<String>>,
 }
 
-/// What a problem is about.
+/// Topic of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Topic {
     Cluster,
     Machine,
 }
 
-/// What names and objects say, with all addresses.
+/// Peers and servers with all addresses to which their names resolve.
 #[derive(Default, Clone)]
 struct Resolved {
     peers: Vec<(ConfiguredPeer, Vec<SocketAddr>)>,
@@ -377,7 +377,7 @@ fn server(config: &Config) -> anyhow::Result<(String, u16)> {
     Ok((host, config.cluster_url.port_u16().unwrap_or(443)))
 }
 
-/// What a name stands for here and now; nothing if it cannot be resolved.
+/// Addresses of a name; none if it cannot be resolved.
 fn addresses(endpoint: impl ToSocketAddrs) -> impl Iterator<Item = SocketAddr> {
     let found: Vec<SocketAddr> = endpoint.to_socket_addrs().into_iter().flatten().collect();
     found.into_iter()

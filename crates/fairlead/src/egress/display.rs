@@ -1,4 +1,4 @@
-//! How gateways, problems and Events are shown.
+//! Display of gateways, problems and Events.
 
 use fairlead_address::DualStackAddrs;
 use fairlead_cli::output::{self, now, or_dash, table};
@@ -7,7 +7,7 @@ use fairlead_egress_client::explain::GatewayPod;
 use k8s_openapi::api::core::v1::Event;
 use serde::Serialize;
 
-/// What is shown for what may not be read.
+/// Placeholder for a value that may not be read.
 pub(super) const NOT_READ: &str = "?";
 /// State of a gateway that is ready, and whose targets do not answer.
 pub(super) const UNHEALTHY: &str = "unhealthy";
@@ -31,7 +31,7 @@ impl From<GatewayPod> for Gateway {
     }
 }
 
-/// What is wrong with a pod.
+/// Problem of a pod.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Problem {
     pub(super) reason: &'static str,

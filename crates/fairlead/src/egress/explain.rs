@@ -12,7 +12,7 @@ use super::display::{Gateway, Problem, Said, gateway_table, section};
 use super::read::Reader;
 use crate::arguments::egress_queries::EgressExplain;
 
-/// Which way a packet takes.
+/// Way that a packet takes.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Answer {
@@ -21,7 +21,7 @@ pub(super) struct Answer {
     source: Option<String>,
     pub(super) destination: String,
     pub(super) way: &'static str,
-    /// Why there is no way, or none is known.
+    /// Reason why there is no way, or none is known.
     reason: Option<&'static str>,
     message: Option<String>,
     tunnel: Option<Tunnel>,

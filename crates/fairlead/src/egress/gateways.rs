@@ -1,4 +1,4 @@
-//! What gateway pods say of themselves: JSON at their metrics port, asked through the API server with the rights of the user.
+//! Reports of gateway pods on themselves: JSON at their metrics port, asked through the API server with the rights of the user.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use kube::{Client, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// What a path of the metrics port of a pod answers. The user needs `get` on `pods/proxy`.
+/// Answer of a path of the metrics port of a pod. The user needs `get` on `pods/proxy`.
 ///
 /// # Errors
 /// The right is missing, the pod does not answer, or its answer is not what was expected.
@@ -26,7 +26,7 @@ pub(super) async fn ask<T: DeserializeOwned>(client: &Client, pod: &Pod, path: &
     serde_json::from_str(&text).with_context(what)
 }
 
-/// What a client has exchanged with gateways, and how many connections it has open.
+/// Packets and bytes that a client has exchanged with gateways, and its number of open connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Use {
@@ -66,7 +66,7 @@ struct Clients {
     clients: Vec<ClientUse>,
 }
 
-/// What a gateway has to do.
+/// Load of a gateway.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Load {
@@ -74,7 +74,7 @@ pub(super) struct Load {
     pub(super) unhealthy: bool,
 }
 
-/// What a gateway says of itself and of its clients.
+/// Report of a gateway on itself and its clients.
 #[derive(Debug, Clone)]
 pub(super) struct GatewayUse {
     /// Name of the pod.
@@ -92,7 +92,7 @@ impl GatewayUse {
         Ok(Self { pod: pod.name_any(), load, clients })
     }
 
-    /// What each client, by namespace and name, has exchanged with all of these gateways.
+    /// Use of all of these gateways by each client, by namespace and name.
     pub(super) fn by_client(all: &[Self]) -> BTreeMap<(&str, &str), Use> {
         let mut found: BTreeMap<(&str, &str), Use> = BTreeMap::new();
         for client in all.iter().flat_map(|gateway| &gateway.clients) {

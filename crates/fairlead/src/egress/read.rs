@@ -1,4 +1,4 @@
-//! What the commands read. Where the user has not the right, an object that only makes the answer more precise is left out and named.
+//! Objects that the commands read. Where the user has not the right, an object that only makes the answer more precise is left out and named.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -59,7 +59,7 @@ impl Reader {
         Ok(pods)
     }
 
-    /// What each gateway of an Egress says of itself and of its clients; `None` where the right is missing. One that does not answer is left
+    /// Report of each gateway of an Egress on itself and its clients; `None` where the right is missing. One that does not answer is left
     /// out and named.
     pub(super) async fn gateway_uses(
         &mut self,
@@ -151,7 +151,7 @@ impl Reader {
         api::list_if_served(&Api::<Egress>::all(self.client.clone()), "Egresses").await
     }
 
-    /// What concerns the clients of an Egress, also other Egresses that they name.
+    /// Objects that concern the clients of an Egress, also other Egresses that they name.
     pub(super) async fn objects_around(&mut self, egress: &EgressName) -> anyhow::Result<Objects> {
         let namespace = &egress.namespace;
         let all = self.egresses().await;
@@ -170,7 +170,7 @@ impl Reader {
         self.with_ranges(objects).await
     }
 
-    /// Which Egresses select a pod, as far as Egresses may be read, and the pod's Namespace, where they select pods by these.
+    /// Egresses that select a pod, as far as Egresses may be read, and the pod's Namespace, where they select pods by these.
     pub(super) async fn selection(&mut self, pod: &SlimPod) -> anyhow::Result<Selection> {
         let listed = self.egresses().await;
         let Some(egresses) = self.optional(listed)? else {
@@ -204,7 +204,7 @@ impl Reader {
         Ok(all.into_iter().map(|it| it.metadata.into_response_partial()).collect())
     }
 
-    /// What concerns a pod that names these Egresses: only they are read, and nothing without any.
+    /// Objects that concern a pod that names these Egresses: only they are read, and nothing without any.
     pub(super) async fn objects_of(&mut self, egresses: &BTreeSet<EgressName>) -> anyhow::Result<Objects> {
         let mut objects = Objects { slices: Some(Vec::new()), ..Objects::default() };
         if egresses.is_empty() {

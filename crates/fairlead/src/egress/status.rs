@@ -33,7 +33,7 @@ pub(super) struct Row {
     excluded_destinations: Vec<String>,
     available: i32,
     wanted: i32,
-    /// How many pods name it; `None` if they may not be read.
+    /// Number of pods that name it; `None` if they may not be read.
     client_count: Option<usize>,
     /// Whether the controller says that gateways can be used; `None` before it says anything.
     ready: Option<bool>,
@@ -66,7 +66,7 @@ struct ClientPod {
     name: String,
     node: Option<String>,
     addresses: Vec<String>,
-    /// What it has exchanged with the gateways since they have it; `None` if they may not be asked.
+    /// Use of the gateways since they have it; `None` if they may not be asked.
     #[serde(rename = "use")]
     used: Option<Use>,
     problems: Vec<Problem>,

@@ -20,7 +20,7 @@ use crate::arguments::egress_queries::EgressWho;
 /// Gateways that are asked at the same time: one on a node that is off answers after a long time.
 const AT_ONCE: usize = 16;
 
-/// What a gateway answers.
+/// Answer of a gateway.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Answer {
@@ -64,7 +64,7 @@ struct Memory {
     complete_since: Option<String>,
 }
 
-/// What all gateways answer.
+/// Answers of all gateways.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Report {
@@ -118,7 +118,7 @@ impl Report {
         self.gateways.push(Memory { gateway, complete_since });
     }
 
-    /// Those that are open first, then the last to end.
+    /// Sorts connections: open ones first, then by their end, the latest first.
     fn sort(&mut self) {
         let key = |found: &Found| (found.connection.end.clone(), found.connection.begin.clone());
         self.connections.sort_by(|a, b| match (&a.connection.end, &b.connection.end) {

@@ -1,4 +1,4 @@
-//! Who may use a relay in the cluster: the nodes of the mesh, by a watch of their WireKubePeers.
+//! Clients of a relay in the cluster: the nodes of the mesh, by a watch of their WireKubePeers.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -99,7 +99,7 @@ fn keys(peers: &[Arc<WireKubePeer>]) -> BTreeSet<PublicKey> {
     peers.iter().flat_map(keys).collect()
 }
 
-/// Of a peer only its keys are read.
+/// Trims a peer to its keys: nothing else of it is read.
 fn trim(peer: &mut WireKubePeer) {
     lean::identified(peer);
     peer.status = None;

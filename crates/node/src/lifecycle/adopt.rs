@@ -8,10 +8,10 @@ use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_pods::cni;
 use fairlead_pods::cni::records::Records;
 
-/// Where container runtimes keep files of network namespaces: containerd and CRI-O, Docker.
+/// Directories in which container runtimes keep files of network namespaces: containerd and CRI-O, Docker.
 const NAMESPACES: [&str; 2] = ["/run/netns", "/run/docker/netns"];
 
-/// What was found.
+/// Pods and blocks that the last program has left.
 pub(super) struct Adopted {
     /// Pods with their addresses.
     pub(super) pods: Vec<PodOnNode>,

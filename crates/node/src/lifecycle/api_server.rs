@@ -9,7 +9,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{Api, Client};
 use tokio::sync::watch;
 
-/// How often the endpoints are looked up again.
+/// Interval at which the endpoints are looked up again.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(60);
 /// The same while none are known.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);

@@ -10,7 +10,7 @@ use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_members::discovery_client;
 use fairlead_wire::spool;
 
-/// What is to be removed.
+/// Choice of the parts that are removed.
 #[derive(Debug, Clone)]
 pub struct Cleanup {
     /// Socket of the node program.

@@ -7,7 +7,7 @@ use fairlead_mesh::apply::reconciler::DeviceSlot;
 
 use super::instance_lock::InstanceLock;
 
-/// How long the successor may take to have tunnels of its own: less than the grace kubelet gives a pod.
+/// Longest time until the successor has tunnels of its own: less than the grace kubelet gives a pod.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The socket at which tunnels inside the process are handed over.

@@ -13,9 +13,9 @@ use anyhow::Context as _;
 use fairlead_wire::spool;
 use tokio::net::UnixStream;
 
-/// How often a program that waits tries the lock: no pod starts meanwhile.
+/// Interval at which a program that waits tries the lock: no pod starts meanwhile.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// How often it connects to the socket of a program that takes no lock (Coil's).
+/// Interval at which it connects to the socket of a program that takes no lock (Coil's).
 const CONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The lock of the node program of this machine. It is held until the process is gone, and with it every socket and device

@@ -1,4 +1,4 @@
-//! What the subsystems share, and what each is given at its start.
+//! The node with its subsystems: the parts that they share, and the inputs of each at its start.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ use crate::{routes, status};
 /// Port of a URL that names none (RFC 9110, section 4.2.2).
 const HTTPS: u16 = 443;
 
-/// What the subsystems of this node share.
+/// Parts that the subsystems of this node share.
 pub(crate) struct Node {
     pub(crate) settings: Settings,
     client: Client,

@@ -11,7 +11,7 @@ use fairlead_egress_client::EgressSwitches;
 
 use super::standalone::Standalone;
 
-/// Which WireGuard to use.
+/// Implementation of WireGuard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WireGuardChoice {
     /// The kernel's if it has one, else the embedded one; at a node with tunnels with several gateways of a location the embedded one.
@@ -32,7 +32,7 @@ impl From<WireGuardChoice> for Preference {
     }
 }
 
-/// Where the program reads what it has to do.
+/// Source of the objects that the program follows.
 pub enum Access {
     /// At an API server.
     Cluster(Box<kube::Config>),
@@ -40,7 +40,7 @@ pub enum Access {
     Standalone(Box<Standalone>),
 }
 
-/// How the program is to run.
+/// Settings of the node program.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Name of this node's Node object.
@@ -49,23 +49,23 @@ pub struct Settings {
     pub socket: PathBuf,
     /// Directory of the key file.
     pub state_dir: PathBuf,
-    /// Where metrics are served, and for whom.
+    /// Listening address of metrics, and who may read them.
     pub metrics: MetricsAddress,
-    /// Where health is served.
+    /// Listening address of health.
     pub health: SocketAddr,
     /// Whether to allocate addresses and create interfaces; otherwise another plugin does before this one is called.
     pub enable_ipam: bool,
-    /// What pods have of egress gateways.
+    /// Features of egress gateways that pods have.
     pub egress: EgressSwitches,
-    /// How long a block must have been empty before it is released.
+    /// Time for which a block must have been empty before it is released.
     pub block_grace: Duration,
-    /// Which WireGuard to use.
+    /// Implementation of WireGuard.
     pub wireguard: WireGuardChoice,
     /// A file with members of the mesh.
     pub peers: Option<PathBuf>,
     /// Whether to keep plain routes to the blocks of nodes on the same network.
     pub router: bool,
-    /// Of the routes of pods and blocks in the kernel.
+    /// Table and protocol numbers of the routes of pods and blocks in the kernel.
     pub numbers: RoutingIds,
     /// Whether links of pods have the names that Calico's policy program expects.
     pub calico_names: bool,

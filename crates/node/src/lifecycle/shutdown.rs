@@ -1,4 +1,4 @@
-//! What a program clears when it ends: nothing, unless its Node was deleted and `--clear-routes-on-shutdown` is set.
+//! Cleaning up when a program ends: nothing is cleared, unless its Node was deleted and `--clear-routes-on-shutdown` is set.
 
 use std::time::Duration;
 

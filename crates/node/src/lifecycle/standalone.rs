@@ -15,20 +15,20 @@ use serde_json::{Value, json};
 const ELSEWHERE: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
 
-/// How a node without Kubernetes is to run.
+/// Settings of a node without Kubernetes.
 #[derive(Debug, Clone)]
 pub struct Standalone {
     /// The settings of the mesh.
     pub mesh: WireKubeMesh,
     /// Files with the identifier and the secret that members share for discovery services.
     pub credentials: Option<(PathBuf, PathBuf)>,
-    /// Its addresses; those that it uses for other hosts if there are none.
+    /// Addresses of the node; empty means the ones by which it reaches other hosts.
     pub addresses: Vec<IpAddr>,
 }
 
 /// The objects of such a node.
 pub(crate) struct Objects {
-    /// Its name.
+    /// Name of the node.
     pub(crate) node: String,
     pub(crate) settings: Standalone,
 }

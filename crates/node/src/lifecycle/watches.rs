@@ -26,9 +26,9 @@ use serde::de::DeserializeOwned;
 
 use super::settings::Settings;
 
-/// How long the start waits for the API server before it serves what does not need it (DEL, status).
+/// Time for which the start waits for the API server before it serves what does not need it (DEL, status).
 const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often it checks whether all lists have arrived.
+/// Interval at which it checks whether all lists have arrived.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Objects of the cluster that this node works with. `/readyz` waits for their first lists, but not for those that the API
@@ -43,13 +43,13 @@ pub(crate) struct Caches {
     pub(crate) own_blocks: OwnBlocks,
     pub(crate) meshes: Arc<Cache<WireKubeMesh>>,
     pub(crate) peers: Arc<Cache<CachedPeer>>,
-    /// Those whose deletion the watch has shown.
+    /// Peers whose deletion the watch has shown.
     pub(crate) deleted_peers: Deletions,
     /// Peers outside of the cluster. A cluster may not have the resource.
     pub(crate) external_peers: Arc<Cache<CachedExternalPeer>>,
     /// The Secret with preshared keys that they name, which need not be there.
     pub(crate) preshared_keys: Arc<Cache<PresharedKeys>>,
-    /// Where Services have their addresses. Nothing waits for them but the mesh.
+    /// Ranges of the addresses of Services. Nothing waits for them but the mesh.
     pub(crate) service_ranges: Arc<Cache<ServiceCIDR>>,
     /// The pods of this node: they explain addresses, and ADD reads their annotations. Nothing waits for them.
     pub(crate) pods: Arc<Cache<SlimPod>>,
@@ -115,7 +115,7 @@ impl Caches {
         }
     }
 
-    /// What the API server refuses to show, and what therefore does not work, one sentence each.
+    /// Refusals of the API server and the features that therefore do not work, one sentence each.
     pub(crate) fn refusals(&self) -> Vec<String> {
         let mesh = "this node is not in the mesh";
         let all = [
@@ -145,7 +145,7 @@ impl Caches {
         all.into_iter().filter_map(sentence).collect()
     }
 
-    /// Which first lists have not arrived yet.
+    /// Names of the first lists that have not arrived yet.
     fn missing(&self) -> Vec<&'static str> {
         [
             ("Node", self.nodes.has_answer()),

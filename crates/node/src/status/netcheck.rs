@@ -1,4 +1,4 @@
-//! What is known of the networks that this node is in. Pure.
+//! Facts about the networks that this node is in. Pure.
 
 use std::net::SocketAddr;
 
@@ -20,7 +20,7 @@ enum Udp {
     Works,
 }
 
-/// What the node program knows.
+/// Facts that the node program knows.
 pub(super) fn netcheck(node: &str, report: &Report) -> NetcheckResponse {
     let families = [true, false].map(|is_ipv4| (family(report, is_ipv4), udp(report, is_ipv4)));
     let udp = |wanted| families.iter().any(|(_, udp)| *udp == wanted);

@@ -11,10 +11,10 @@ use fairlead_wire::node::{PathChange, PingRequest, PingResponse, PingedCandidate
 use tokio::time::sleep;
 use tonic::Status;
 
-/// How long answers are waited for, unless the caller says otherwise, and at most.
+/// Time for which answers are awaited: the default, and the most that a caller may ask for.
 const TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the answers are looked at.
+/// Interval at which the answers are looked at.
 const POLL: Duration = Duration::from_millis(5);
 
 /// Asks the candidates of a peer and waits for their answers.

@@ -1,4 +1,4 @@
-//! What the mesh may report.
+//! Reports of a mesh for tests.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
