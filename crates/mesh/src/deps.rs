@@ -1,4 +1,4 @@
-//! What the mesh works with, from the program that runs it.
+//! Dependencies of the mesh, which the program that runs it provides.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -42,15 +42,15 @@ pub struct MeshDeps {
 
 /// This node as its program is configured.
 pub struct MeshNode {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// Its identity.
+    /// Private key of the node, its identity.
     pub private_key: PrivateKey,
-    /// Which WireGuard to use.
+    /// WireGuard implementation to use.
     pub preference: Preference,
-    /// Where what the cluster says is saved.
+    /// Directory in which the state of the cluster is saved.
     pub state_directory: PathBuf,
-    /// Where devices inside processes are handed from one program to the next.
+    /// Path of the socket over which one program hands the device inside of its process to the next program.
     pub handover: PathBuf,
     /// Whether it has a WireKubePeer.
     pub publishes: bool,
@@ -64,11 +64,11 @@ pub struct MeshCaches {
     pub nodes: Arc<Cache<Node>>,
     /// The mesh resources, of which one counts.
     pub meshes: Arc<Cache<WireKubeMesh>>,
-    /// Where Services have their addresses.
+    /// Prefixes of Services.
     pub service_ranges: Arc<Cache<ServiceCIDR>>,
     /// All peers.
     pub peers: Arc<Cache<CachedPeer>>,
-    /// Those whose deletion the watch has shown.
+    /// Peers whose deletion the watch has shown.
     pub deleted_peers: Deletions,
     /// All blocks.
     pub blocks: Arc<Cache<CachedBlock>>,
@@ -76,19 +76,19 @@ pub struct MeshCaches {
     pub external_peers: Arc<Cache<CachedExternalPeer>>,
     /// Preshared keys that these name.
     pub preshared_keys: Arc<Cache<PresharedKeys>>,
-    /// Where the API server is; `None` until it has answered.
+    /// Endpoints of the API server; `None` until it has answered.
     pub api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
 }
 
 /// Source addresses of egress gateways.
 pub struct SourceWatches {
-    /// Those that this node announces.
+    /// Addresses that this node announces.
     pub announced: watch::Receiver<BTreeSet<IpAddr>>,
-    /// Which nodes may have such an address; `None` until the API server has said it.
+    /// Nodes that may claim each address; `None` until the API server has said it.
     pub nodes: watch::Receiver<Option<Arc<BTreeMap<IpAddr, SourceNodes>>>>,
 }
 
-/// Where users see the mesh.
+/// Places in which users see the mesh: Events and metrics.
 pub struct MeshOutputs {
     /// Problems on the Node, where `kubectl describe node` shows them.
     pub events: EventPublisher,

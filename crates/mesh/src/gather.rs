@@ -1,4 +1,4 @@
-//! What the mesh is decided from: the objects of the cluster, the keys of this node, and the network that it is in.
+//! Inputs of the mesh: the objects of the cluster, the keys of this node, and the network that it is in.
 
 pub mod identity;
 pub(crate) mod key_rotation;

@@ -57,7 +57,7 @@ impl MeshHandle {
         Self { view: MeshView { keys: None, reports, paths: None, discovery, provenance: None }, device }
     }
 
-    /// What other subsystems may know of the mesh.
+    /// View of the mesh for other subsystems.
     pub fn view(&self) -> MeshView {
         self.view.clone()
     }
@@ -68,7 +68,7 @@ impl MeshHandle {
     }
 }
 
-/// What other subsystems may know of the mesh.
+/// State of the mesh for other subsystems.
 #[derive(Clone)]
 pub struct MeshView {
     keys: Option<Arc<KeyStore>>,
@@ -79,12 +79,12 @@ pub struct MeshView {
 }
 
 impl MeshView {
-    /// When the sources of members last told of them.
+    /// Times at which the sources of members last told of them.
     pub fn heard(&self, saved: Option<Instant>) -> Heard {
         self.provenance.as_ref().map(|provenance| provenance.heard(saved)).unwrap_or_default()
     }
 
-    /// How the discovery services of the mesh do.
+    /// State of the discovery services of the mesh.
     pub fn discovery(&self) -> DiscoveryStatus {
         self.discovery.borrow().clone()
     }
@@ -109,7 +109,7 @@ impl MeshView {
         self.snapshot().report.map(|report| report.device.mtu)
     }
 
-    /// Why pods do not reach other nodes through the mesh. A cluster without a mesh has no problem with it.
+    /// Reason why pods do not reach other nodes through the mesh. A cluster without a mesh has no problem with it.
     pub fn problem(&self) -> Option<MeshFailure> {
         self.snapshot().failure.filter(|failure| *failure != MeshFailure::NoMesh)
     }

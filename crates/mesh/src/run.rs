@@ -1,4 +1,4 @@
-//! When what runs: a change is reconciled at once, a sweep every few seconds, and timers of paths wake only the paths.
+//! Schedule of the mesh: a change is reconciled at once, a sweep comes every few seconds, and timers of paths wake only the paths.
 
 use std::net::IpAddr;
 use std::pin::pin;
@@ -23,7 +23,7 @@ use super::tell::reports::Reports;
 
 /// Least pause between two steps, so that a storm of changes costs one step, not thousands.
 const MIN_PAUSE: Duration = Duration::from_millis(50);
-/// The same before the paths are woken, also while a reconciliation rests: an endpoint that answers probes is set at once.
+/// Least pause before the paths are woken, also while a reconciliation rests: an endpoint that answers probes is set at once.
 const MIN_PATHS_PAUSE: Duration = Duration::from_millis(5);
 /// Largest share of one processor for reconciliation and for timers of paths while they never rest, as a divisor: the pause
 /// is that many times as long as the step took.
@@ -32,14 +32,14 @@ const PATHS_PAUSE: u32 = 400;
 /// The most these pauses grow to. With thousands of peers that do not answer, one timer or another is always due.
 const MAX_PAUSE: Duration = Duration::from_millis(500);
 const MAX_PATHS_PAUSE: Duration = Duration::from_secs(5);
-/// How often the device of an entry node is read for Peers that may come to it, as a multiple of the time that takes, and the bounds: a
-/// Peer that comes is to be answered within a second or two.
+/// Pause between two reads of the device of an entry node, for Peers that may come to it, as a multiple of the time that a read takes, and
+/// its bounds: a Peer that comes is to be answered within a second or two.
 const ENTRIES_PAUSE: u32 = 20;
 const MIN_ENTRIES_PAUSE: Duration = Duration::from_millis(250);
 const MAX_ENTRIES_PAUSE: Duration = Duration::from_secs(1);
-/// How often the kernel is compared without a change. What the kernel does not report (the flush of another program's
-/// nftables tables, addresses of the device) is put right within this time, or, where a comparison takes long, within that
-/// many times as long, up to a bound.
+/// Interval at which the kernel is compared without a change. Changes that it does not report (the flush of another program's nftables
+/// tables, addresses of the device) are put right within this time, or, where a comparison takes long, within that many times as long, up
+/// to a bound.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 const SWEEP_PAUSE: u32 = 250;
 const MAX_SWEEP_INTERVAL: Duration = Duration::from_secs(15);
@@ -48,7 +48,7 @@ const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// Pause after the first failure: a predecessor that is ending releases port and device a moment later.
 const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Why a step is due.
+/// Cause of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wake {
     Change,
@@ -61,7 +61,7 @@ enum Wake {
     Sweep,
 }
 
-/// What a step does.
+/// Work of a step.
 enum Work {
     Disable,
     Reconcile(Arc<Inputs>),
@@ -159,22 +159,22 @@ async fn step<K: Kernel>(mut mesh: Mesh<K>, work: Work) -> (Mesh<K>, Result<Opti
     }
 }
 
-/// When the next step is due.
+/// Times at which steps are due.
 struct Schedule {
-    /// What was reconciled last; `None` while there is nothing to reconcile.
+    /// Inputs of the last reconciliation; `None` while there is nothing to reconcile.
     inputs: Option<Arc<Inputs>>,
     /// The kernel has nothing of the mesh.
     is_disabled: bool,
     /// Failures in a row.
     failures: u32,
     sweep_at: Instant,
-    /// When the next reconciliation is at the earliest.
+    /// Earliest time of the next reconciliation.
     reconcile_at: Instant,
-    /// When the device is read for the paths again at the earliest.
+    /// Earliest time at which the device is read for the paths again.
     paths_at: Instant,
-    /// When it is read for Peers that may come to this node; `None` where none may.
+    /// Time at which the device is read for Peers that may come to this node; `None` where none may.
     entries_at: Option<Instant>,
-    /// When gateways are asked; `None` where there are none.
+    /// Time at which gateways are asked; `None` where there are none.
     gateways_at: Option<Instant>,
 }
 
@@ -209,14 +209,14 @@ impl Schedule {
         }
     }
 
-    /// Peers may come to this node, or none may; the step before took so long.
+    /// Schedules the next read for Peers that may come to this node, if any may. The step before took `took`.
     fn watch_entries(&mut self, may_come: bool, took: Duration) {
         let pause = took.saturating_mul(ENTRIES_PAUSE).clamp(MIN_ENTRIES_PAUSE, MAX_ENTRIES_PAUSE);
         let next = self.entries_at.filter(|at| *at > Instant::now());
         self.entries_at = may_come.then(|| next.unwrap_or_else(|| Instant::now() + pause));
     }
 
-    /// There are gateways to ask, or none.
+    /// Schedules the next question to gateways, if there are any.
     fn watch_gateways(&mut self, are_there: bool) {
         let next = self.gateways_at.filter(|at| *at > Instant::now());
         self.gateways_at = are_there.then(|| next.unwrap_or_else(|| Instant::now() + gateways::INTERVAL));
@@ -250,7 +250,7 @@ impl Schedule {
         }
     }
 
-    /// What to do; `None` if nothing changed, or there is still no mesh.
+    /// Work that is due; `None` if nothing changed, or there is still no mesh.
     fn work(&mut self, wake: Wake, reader: &mut InputReader, reports: &Reports) -> Option<Work> {
         match (wake, &self.inputs) {
             (Wake::Paths, _) => {

@@ -48,7 +48,7 @@ use super::tell::publisher::Publisher;
 use super::tell::reports::Reports;
 use super::{MeshHandle, MeshView, run};
 
-/// What tasks of the mesh have in common.
+/// Dependencies that tasks of the mesh have in common.
 struct Common {
     client: Client,
     node: String,
@@ -297,7 +297,7 @@ impl Common {
     }
 }
 
-/// What EC2 says of this node's public address.
+/// Public address of this node from the metadata of EC2.
 fn public_ipv4(kernel: &KernelWatch, subsystem: &mut Subsystem) -> watch::Receiver<Option<Ipv4Addr>> {
     let (found, address) = watch::channel(None);
     subsystem.spawn("EC2 metadata", ec2::follow(kernel.subscribe(task::concerns), found));
@@ -313,7 +313,7 @@ fn port_mapping_wanted(meshes: &Cache<WireKubeMesh>) -> Wanted {
     settings.map_or(Wanted::No, |settings| Wanted::Yes { interface: settings.device.interface })
 }
 
-/// What the first link-layer address of this host makes of IPv6 addresses.
+/// Interface identifier (modified EUI-64) of the first link-layer address of this host.
 fn interface_id() -> fairlead_netlink::Result<Option<InterfaceId>> {
     let mac = HostNetwork::read()?.first_mac(&Ignored::default());
     Ok(mac.map(|mac| InterfaceId::of_mac(mac.0)))

@@ -38,17 +38,17 @@ pub(crate) struct Record {
     pub(crate) changes: Vec<DeviceChange>,
     /// States of nftables, rules and routes that differed from the one before.
     pub(crate) applied: Vec<MeshState>,
-    /// How often those were compared.
+    /// Number of times these were compared.
     pub(crate) mesh_reads: usize,
     /// Links, addresses and routes of the host.
     pub(crate) network: HostNetwork,
-    /// How often links, addresses and routes were dumped.
+    /// Number of dumps of links, addresses and routes.
     pub(crate) networks_read: usize,
-    /// How often the device was read.
+    /// Number of reads of the device.
     pub(crate) states_read: usize,
     /// Names of devices that were deleted.
     pub(crate) deleted: Vec<String>,
-    /// How often everything was removed.
+    /// Number of times everything was removed.
     pub(crate) removals: usize,
     /// Name of the device; `None` when there is none.
     pub(crate) device: Option<String>,
@@ -63,20 +63,20 @@ pub(crate) struct Record {
     pub(crate) state: Option<DeviceState>,
     /// nftables, rules and routes as they are.
     pub(crate) mesh: Option<MeshState>,
-    /// What peers may send from besides their allowed addresses.
+    /// Prefixes that peers may send from besides their allowed addresses.
     pub(crate) accepted: BTreeMap<PublicKey, Vec<IpNet>>,
-    /// What each peer could send from, after each step.
+    /// Prefixes that each peer could send from, after each step.
     pub(crate) senders: Vec<BTreeMap<PublicKey, BTreeSet<IpNet>>>,
     /// The IP tunnels that are wanted, and all that were after another.
     pub(crate) encapsulation: Encapsulation,
     pub(crate) encapsulations: Vec<Encapsulation>,
-    /// Why there can be no tunnels.
+    /// Reason why there can be no tunnels.
     pub(crate) without_tunnels: Option<String>,
     /// The ends of tunnels that an earlier program used.
     pub(crate) tunnel_remotes: Vec<IpAddr>,
-    /// What a device that is opened gives access to its port with.
+    /// Path socket of a device that is opened; `None` where it has none.
     pub(crate) path_socket: Option<FakePathSocket>,
-    /// What firewalls drop.
+    /// Problems of firewalls that drop forwarded packets.
     pub(crate) forwarding_problems: Vec<ForwardingProblem>,
     /// Devices that are made are the kernel's unless the embedded one is asked for.
     pub(crate) has_wireguard: bool,
@@ -84,11 +84,11 @@ pub(crate) struct Record {
     pub(crate) backend: Option<Backend>,
     /// The embedded WireGuard cannot be started.
     pub(crate) refuse_embedded: bool,
-    /// How often that was asked.
+    /// Number of checks whether it can be started.
     pub(crate) checks: usize,
-    /// Why this host sends nothing to any peer.
+    /// Reason why this host sends nothing to any peer.
     pub(crate) send_error: Option<String>,
-    /// How often that was asked.
+    /// Number of times that was asked.
     pub(crate) send_errors_read: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Which nodes of the location answer through IP tunnels: packets take the tunnel only to those. Pure; `watch` asks.
+//! Health of IP tunnels: packets take a tunnel only to nodes of the location that answer through it. Pure; `watch` asks.
 //!
 //! A request is an ICMP echo in a tunnel; the answer may take any way. So each node learns of its own direction, and decides for
 //! itself. Where the tunnel has not been used, requests are as long as the tunnel lets through: a network that drops long packets is
@@ -15,14 +15,14 @@ pub use self::watch::EncapsulationWatch;
 
 /// Requests without an answer after which the tunnel is left.
 const MISSES: u32 = 6;
-/// How long a node answers without a break before a tunnel that failed is used again. It doubles with each time that it fails
-/// soon after.
+/// Time for which a node answers without a break before a tunnel that failed is used again. It doubles with each time that the tunnel fails
+/// soon after, up to [`MAX_HOLD`].
 const HOLD: Duration = Duration::from_secs(10);
 const MAX_HOLD: Duration = Duration::from_secs(600);
 /// Most nodes that are asked at once. Of more, each is asked the more rarely.
 const MAX_ASKED: usize = 200;
 
-/// What a node knows of the ends of its tunnels.
+/// Health of the ends of a node's tunnels.
 #[derive(Debug, Default)]
 pub struct TunnelHealth {
     remotes: BTreeMap<IpAddr, Remote>,
@@ -34,10 +34,10 @@ struct Remote {
     is_up: bool,
     has_failed: bool,
     missed: u32,
-    /// Since when it has answered, after it failed.
+    /// Time since which the end has answered without a break, after it failed.
     since: Option<Instant>,
     hold: Option<Duration>,
-    /// When it was used again.
+    /// Time at which the tunnel was used again.
     back: Option<Instant>,
 }
 
@@ -195,7 +195,7 @@ mod tests {
     }
 
     proptest! {
-        /// Of any number of nodes each is asked in its turn, and never too many at once.
+        /// Each of any number of nodes is asked in its turn, and never too many at once.
         #[test]
         fn each_is_asked_in_its_turn(count in 0u32..1000) {
             let remotes: BTreeSet<IpAddr> = (0..count).map(remote).collect();

@@ -1,5 +1,5 @@
-//! Which gateways forward: an ICMP echo each half second to nodes behind those in use, and path probes to those that are
-//! not. Pure; `watch` sends the requests.
+//! Health of gateways: which of them forward. An ICMP echo goes each half second to nodes behind those in use, and path probes to those
+//! that are not. Pure; `watch` sends the requests.
 //!
 //! That a gateway answers says nothing of what it forwards, so what counts is an answer of a node behind it. Each node
 //! decides for itself, and tells no other: whichever gateway it uses, its packets arrive
@@ -22,16 +22,16 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 /// Requests in a row without an answer after which another gateway is used. Where one packet in ten is lost each way, so many of one node
 /// are about every half hour.
 const MISSES: u32 = 5;
-/// The same while no node behind it has ever answered: the tunnel may not be up yet, or these nodes answer no echo requests.
+/// Limit of such requests while no node behind it has ever answered: the tunnel may not be up yet, or these nodes answer no echo requests.
 const MISSES_AT_FIRST: u32 = 30;
 /// Path probes in a row without an answer after which a gateway that is not in use counts as one that does not answer.
 const UNANSWERED_PROBES: u32 = 3;
-/// How long a gateway answers without a break before it is used again. It doubles with each time that it does not
-/// forward then.
+/// Time for which a gateway answers without a break before it is used again. It doubles with each time that the gateway does not forward
+/// then, up to [`MAX_HOLD`].
 const HOLD: Duration = Duration::from_secs(60);
 const MAX_HOLD: Duration = Duration::from_secs(3600);
 
-/// What a node knows of the gateways that it may use.
+/// Health of the gateways that a node may use.
 #[derive(Debug, Default)]
 pub struct GatewayHealth {
     gateways: BTreeMap<String, Gateway>,
@@ -44,17 +44,17 @@ struct Gateway {
     missed: u32,
     /// Path probes that it has not answered, in a row.
     unanswered: u32,
-    /// Since when it has answered; `None` while it is in use.
+    /// State out of use: the time since which it has answered, if it does. `None` while it is in use.
     down: Option<Option<Instant>>,
     hold: Option<Duration>,
-    /// When it was used again.
+    /// Time at which it was used again.
     back: Option<Instant>,
     /// The nodes behind it, if none of them had ever answered when it went out of use: their firewalls may refuse all requests. Empty
     /// once one of them has answered through another gateway.
     unproven: BTreeSet<IpAddr>,
 }
 
-/// What is seen of a gateway.
+/// Observations of one gateway.
 #[derive(Debug, Clone, Default)]
 pub struct Seen {
     /// Nodes that are reached through it; empty unless it is in use.
@@ -65,13 +65,13 @@ pub struct Seen {
     pub answers: Option<bool>,
 }
 
-/// What it costs to use another gateway although it is not known that the one in use does not forward.
+/// Cost of trying another gateway although it is not known that the one in use does not forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trials {
     /// Nothing: packets of the location are accepted from each of its gateways.
     Lossless,
-    /// What comes through the gateway that was used before, as the kernel's WireGuard drops it. Where nodes answer no echo requests, that
-    /// would be for nothing.
+    /// Packets that come through the gateway that was used before, as the kernel's WireGuard drops them. Where nodes answer no echo
+    /// requests, that would be for nothing.
     Lossy,
 }
 
@@ -81,7 +81,7 @@ impl GatewayHealth {
         self.gateways.iter().filter(|(_, it)| it.down.is_some()).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Those of them that do not forward. Of the others it is not known: no node behind them answers through any gateway.
+    /// Gateways among these that are known not to forward. Of the others it is not known: no node behind them answers through any gateway.
     pub fn known_down(&self) -> Down {
         let known = self.gateways.iter().filter(|(_, it)| it.down.is_some() && it.unproven.is_empty());
         known.map(|(name, _)| name.clone()).collect()

@@ -18,10 +18,11 @@ pub trait Kernel: Send + 'static {
     /// See [`Applier::apply`].
     fn apply(&mut self, state: &MeshState) -> Result<Applied>;
 
-    /// What firewalls of this host did with forwarded packets at the last [`Self::apply`].
+    /// Problems with forwarded packets that firewalls of this host drop, as of the last [`Self::apply`].
     fn forwarding_problems(&self) -> Vec<ForwardingProblem>;
 
-    /// What of another program with the same numbers is in the way. `interface` is the name of our device.
+    /// Description of an object of another program that has the same numbers; `None` if they are free or ours. `interface` is the name of
+    /// our device.
     ///
     /// # Errors
     /// See [`mesh::numbers::taken`].

@@ -1,7 +1,7 @@
 //! The paths' side of the WireGuard port: a thread takes datagrams that are no WireGuard messages and runs the timers of
 //! [`PathAgent`], so that a probe is answered at once, whatever the mesh reconciles and the program does meanwhile.
 //!
-//! What only the mesh can do (read the device, set an endpoint, plan anew) is left in [`Due`] and wakes it.
+//! Work that only the mesh can do (read the device, set an endpoint, plan anew) is left in [`Due`] and wakes it.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +37,7 @@ const MAX_DATAGRAMS: usize = 256;
 /// Least time between two runs for datagrams: any host may send them, and a limit on runs is one on what they cost.
 const MIN_PAUSE: Duration = Duration::from_millis(2);
 
-/// What the paths need done by the mesh.
+/// Work that the paths leave to the mesh.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Due {
     /// A peer needs an observation of the device.
@@ -54,14 +54,14 @@ pub(crate) struct Due {
     pub(crate) handshakes: BTreeSet<PublicKey>,
 }
 
-/// How soon the mesh has to do something.
+/// Urgency of the work that is due for the mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Urgency {
     /// Nothing is to be done.
     None,
-    /// When it may read the device again.
+    /// Work for the time at which the mesh may read the device again.
     Observation,
-    /// At once.
+    /// Work that is due at once.
     Now,
 }
 
@@ -78,16 +78,16 @@ impl Due {
     }
 }
 
-/// What the paths of this node have counted.
+/// Counters of this node's paths, since the start of the program.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PathCounters {
-    /// How often an endpoint was set, by reason.
+    /// Number of times an endpoint was set, by reason.
     pub changes: BTreeMap<EndpointReason, u64>,
     /// Probes that were sent, received and dropped.
     pub probes: ProbeCounts,
     /// Birthday attempts, by what became of them.
     pub birthday_attempts: BTreeMap<BirthdayOutcome, u64>,
-    /// What the socket has counted.
+    /// Counters of the path socket.
     pub socket: PathSocketStats,
 }
 
@@ -104,12 +104,12 @@ pub struct PathPort {
 struct Shared {
     agent: PathAgent,
     socket: Option<Arc<dyn PathSocket>>,
-    /// What routers and hosts say of what was sent from the port.
+    /// Errors that routers and hosts report for packets from the port.
     refusals: Refusals,
     /// Counts the changes of the socket, and of where refusals are read.
     generation: u64,
     due: Due,
-    /// How often an endpoint was set, by reason.
+    /// Number of times an endpoint was set, by reason.
     changes: BTreeMap<EndpointReason, u64>,
     history: PathHistory,
     time_to_direct: Histogram,
@@ -176,7 +176,8 @@ impl Drop for PortThread {
 }
 
 impl PathPort {
-    /// Without a socket. The agent counts time from `now`. `time_to_direct` is told how long the first direct path to each peer took.
+    /// Creates a port without a socket. The agent counts time from `now`; `time_to_direct` gets the time to the first direct path to each
+    /// peer.
     pub(crate) fn new(
         agent: PathAgent,
         time_to_direct: Histogram,
@@ -236,7 +237,7 @@ impl PathPort {
         question(&self.lock().agent)
     }
 
-    /// What was counted since the start.
+    /// Counters since the start.
     pub(crate) fn counters(&self) -> PathCounters {
         let shared = self.lock();
         PathCounters {
@@ -280,7 +281,7 @@ impl PathPort {
         self.read_agent(|agent| agent.candidates(since, key))
     }
 
-    /// What became of the birthday attempts with a peer; `None` if there was none.
+    /// State of the birthday attempts with a peer; `None` if there was none.
     pub fn birthday_status(&self, key: &PublicKey, now: Instant) -> Option<BirthdayStatus> {
         let since = self.since(now);
         self.read_agent(|agent| agent.birthday_status(since, key))
@@ -340,7 +341,7 @@ impl PathPort {
         handled == MAX_DATAGRAMS || has_refusals
     }
 
-    /// When to call [`Self::run_due`]; `None` without peers and STUN servers.
+    /// Time of the next call of [`Self::run_due`]; `None` without peers and STUN servers.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.started.checked_add(self.lock().agent.poll_timeout()?)
     }

@@ -22,7 +22,7 @@ use super::path_port::{Due, PathPort};
 use super::relay::{RelayTransport, RelayView};
 use crate::plan::desired::DesiredPeer;
 
-/// How long one endpoint is tried where setting it forces handshakes: they are sent within the first two seconds.
+/// Time for which one endpoint is tried where setting it forces handshakes: they are sent within the first two seconds.
 const FORCED_ATTEMPT: Duration = Duration::from_millis(2500);
 /// Age of a handshake at which its session ends.
 const REJECT_AFTER_TIME: Duration = Duration::from_secs(180);
@@ -33,7 +33,7 @@ pub struct PathDriver {
     device: Capabilities,
     seed: u64,
     identity: Identity,
-    /// How many agents there were: each must have an epoch of its own.
+    /// Number of agents so far: each must have an epoch of its own.
     agents: u64,
     relay: RelayView,
     /// The relay that the agent knows of.
@@ -202,7 +202,7 @@ impl PathDriver {
         &self.relay
     }
 
-    /// How an endpoint leads to the relay, if it does.
+    /// Transport by which an endpoint leads to the relay; `None` if it does not.
     pub fn relay_transport(&self, endpoint: SocketAddr) -> Option<RelayTransport> {
         self.port.read_agent(|agent| RelayTransport::of(agent, endpoint))
     }
@@ -219,12 +219,12 @@ impl PathDriver {
         self.port.with_agent(|agent| agent.network_changed(since));
     }
 
-    /// What each STUN server said last.
+    /// Last answer of each STUN server.
     pub fn stun_answers(&self) -> BTreeMap<SocketAddr, StunAnswer> {
         self.port.read_agent(PathAgent::stun_answers)
     }
 
-    /// How the NAT in front of this node filters, as the relay has tested it.
+    /// Filtering of the NAT in front of this node, as the relay has tested it; `None` until then.
     pub fn filtering(&self) -> Option<Filtering> {
         self.port.read_agent(PathAgent::filtering)
     }
@@ -234,7 +234,7 @@ impl PathDriver {
         self.port.read_agent(|agent| agent.measured_ports().to_vec())
     }
 
-    /// Where peers see this node, as their answers to probes say.
+    /// Addresses at which peers see this node, as their answers to probes say.
     pub fn reflexive_addresses(&self) -> BTreeSet<SocketAddr> {
         self.port.read_agent(PathAgent::reflexive_addresses)
     }
@@ -301,7 +301,7 @@ impl PathDriver {
         Ok(Woken { observed, own_addresses_changed, route_mtu_changed, keepalive_changed })
     }
 
-    /// What the device said of a peer, without prefixes.
+    /// State of a peer in the device as last observed, without prefixes.
     pub fn device_state(&self, key: &PublicKey) -> Option<Arc<PeerState>> {
         self.observed.get(key).cloned()
     }
@@ -314,7 +314,7 @@ impl PathDriver {
     }
 }
 
-/// What became of [`PathDriver::wake`].
+/// Result of [`PathDriver::wake`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Woken {
     /// The device was read, so what is known of the peers is new.
@@ -327,7 +327,7 @@ pub struct Woken {
     pub keepalive_changed: bool,
 }
 
-/// What an agent has to know of the device.
+/// Capabilities of the device that an agent depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
     /// The implementation.
@@ -336,7 +336,7 @@ pub struct Capabilities {
     pub has_path_socket: bool,
 }
 
-/// What a peer should be, with keepalives as often as its path needs. One that gets none keeps getting none.
+/// Configuration of a peer, with keepalives as often as its path needs. A peer that gets none keeps getting none.
 fn kept_alive(agent: &PathAgent, key: &PublicKey, config: &PeerConfig) -> PeerConfig {
     let longest = agent.keepalive(key).and_then(|longest| u16::try_from(longest.as_secs()).ok());
     let persistent_keepalive =

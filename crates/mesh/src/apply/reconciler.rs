@@ -60,13 +60,13 @@ pub struct Mesh<K> {
 struct Planning {
     planner: Planner,
     last: Option<Arc<Planned>>,
-    /// How many plans there were.
+    /// Number of plans so far.
     count: usize,
     /// The plan that the paths follow, by its number, and on which device.
     followed: Option<(usize, Capabilities)>,
 }
 
-/// What is desired, and from what that follows.
+/// Last desired state, with everything from which it follows.
 struct Planned {
     inputs: Arc<Inputs>,
     host: Host,
@@ -382,7 +382,7 @@ impl<K: Kernel> Mesh<K> {
         self.is_outdated
     }
 
-    /// How often it planned.
+    /// Number of plans so far.
     #[cfg(test)]
     pub(crate) fn plans(&self) -> usize {
         self.planning.count

@@ -24,21 +24,21 @@ use tokio::time::{sleep, sleep_until, timeout};
 use super::path_port::PathPort;
 use crate::model::problem::MeshProblem;
 
-/// How often the Secret with the token is read again, and how soon after a failure.
+/// Interval at which the Secret with the token is read again, and the pause after a failure.
 const SECRET_INTERVAL: Duration = Duration::from_secs(60);
 const SECRET_RETRY: Duration = Duration::from_secs(5);
-/// How long reading it may take.
+/// Longest time for a request to read the Secret.
 const SECRET_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the relay may be away before that is a problem: each is written to the API server by every node.
+/// Time for which the relay may be away before that is a problem: each problem is written to the API server by every node.
 const OUTAGE: Duration = Duration::from_secs(30);
-/// How long a relay is used that is not that of the mesh any more, until the new one is up, and how long after that: what is on its way
-/// still arrives.
+/// Longest time for which the previous relay is used until the new one is up, and the time for which it is used after that: packets on their
+/// way still arrive.
 const HANDOVER: Duration = Duration::from_secs(10);
 const REPLACED: Duration = Duration::from_secs(2);
 /// The key of the Secret.
 const TOKEN: &str = "token";
 
-/// What the mesh and its status may know of the relay. Clones are views of one link.
+/// View of the relay for the mesh and its status. Clones are views of one link.
 #[derive(Clone)]
 pub struct RelayView {
     /// `None` if the port could not be opened.
@@ -48,7 +48,7 @@ pub struct RelayView {
     nat64: Arc<watch::Sender<Nat64>>,
 }
 
-/// How packets to a peer reach the relay.
+/// Transport of packets to a peer by way of the relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RelayTransport {
     /// Over this node's link.
@@ -58,7 +58,7 @@ pub enum RelayTransport {
 }
 
 impl RelayTransport {
-    /// How an endpoint leads to the relay, if it does.
+    /// Transport by which an endpoint leads to the relay; `None` if it does not.
     pub(crate) fn of(agent: &PathAgent, endpoint: SocketAddr) -> Option<Self> {
         if is_relayed(endpoint) {
             return Some(Self::Tcp);
@@ -70,11 +70,11 @@ impl RelayTransport {
 /// The relay as of one report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelayReport {
-    /// Where the relay is.
+    /// Endpoint of the relay.
     pub endpoint: client::Endpoint,
     /// Whether the link is up, and why not.
     pub status: LinkStatus,
-    /// What was passed.
+    /// Bytes and datagrams that this node sent, received and dropped.
     pub counters: LinkCounters,
 }
 
@@ -85,9 +85,9 @@ pub(crate) struct RelayLink {
     pub(crate) server: watch::Receiver<Option<RelayServer>>,
     /// Keeps the token, for starts without the API server.
     pub(crate) file: StateFile,
-    /// With which key this node registers.
+    /// Key with which this node registers.
     pub(crate) key: watch::Receiver<PrivateKey>,
-    /// With which it is registered, once it is.
+    /// Key with which this node is registered; `None` without a link.
     pub(crate) registered: watch::Sender<Option<PublicKey>>,
     /// The run of this program, the same for all its links.
     pub(crate) instance: [u8; 8],
@@ -106,7 +106,7 @@ impl RelayView {
         Self::new(port.ok())
     }
 
-    /// With this port, or without relays.
+    /// Creates a view with this port; without one, no relay can be used.
     pub(crate) fn new(port: Option<LoopbackPort>) -> (Self, watch::Sender<LinkStatus>) {
         let (sender, status) = watch::channel(LinkStatus::default());
         let nat64 = Arc::new(watch::Sender::default());
@@ -145,12 +145,12 @@ impl RelayView {
         }
     }
 
-    /// Where datagrams for the relay are queued.
+    /// Queue of datagrams for the relay.
     pub(crate) fn queue(&self) -> LinkQueue {
         self.queue.clone()
     }
 
-    /// Where the relay answers STUN requests, if it does.
+    /// STUN service of the relay, if it has one.
     pub(crate) fn stun(&self) -> Option<RelayStun> {
         self.status.borrow().stun.map(relay_stun)
     }
@@ -163,7 +163,7 @@ impl RelayView {
 }
 
 impl RelayReport {
-    /// What a user should know of it. A relay that is restarted is no problem.
+    /// Problems of the relay for users. A relay that is restarted is no problem.
     pub(crate) fn problems(&self, now: Instant) -> Vec<MeshProblem> {
         let endpoint = self.endpoint.to_string();
         let LinkStatus { error, down_since, duplicate_until, .. } = &self.status;
@@ -377,7 +377,7 @@ struct Running<'a> {
     public_key: PublicKey,
 }
 
-/// Which relay is to be used, and with which key.
+/// Relay that is to be used, and the key with which this node registers there.
 struct Wanted {
     server: watch::Receiver<Option<RelayServer>>,
     key: watch::Receiver<PrivateKey>,

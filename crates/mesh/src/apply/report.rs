@@ -1,4 +1,4 @@
-//! What the mesh found and did, for status, metrics and the publisher.
+//! Reports of the state of the mesh, for status, metrics and the publisher.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -28,28 +28,28 @@ const SESSION: Duration = Duration::from_secs(180);
 /// The state of one peer.
 #[derive(Debug, Clone)]
 pub struct PeerReport {
-    /// Its name.
+    /// Name of the peer.
     pub name: String,
-    /// Its identity.
+    /// Public key of the peer.
     pub public_key: PublicKey,
     /// Up, connecting or down, and why.
     pub path: Status,
-    /// Why its packets go by way of the relay; `None` if they do not.
+    /// Reason why packets to the peer go by way of the relay; `None` if they do not.
     pub relay_reason: Option<RelayReason>,
-    /// What the device says, without prefixes; `None` only before it was configured.
+    /// State of the peer in the device, without prefixes; `None` only before it was configured.
     pub device: Option<Arc<PeerState>>,
-    /// Who knows of it.
+    /// Sources that know of the peer.
     pub sources: Sources,
-    /// What is sent to it.
+    /// Prefixes that are sent to the peer.
     pub prefixes: Vec<IpNet>,
-    /// What of it leaves without the tunnel, inside of the location.
+    /// Prefixes among these that leave without the tunnel, inside of the location.
     pub plain: Vec<IpNet>,
-    /// What of that goes through an IP tunnel.
+    /// Prefixes among these that go through an IP tunnel.
     pub encapsulated: Vec<IpNet>,
     /// The endpoint in use as other nodes know it, if they learn something from it: the peer did not publish it itself, or it
     /// is a public address of its own, which shows that no NAT is in front of it.
     pub published_endpoint: Option<SocketAddr>,
-    /// How its packets reach the relay; `None` where they go directly.
+    /// Transport of its packets to the relay; `None` where they go directly.
     pub relay: Option<RelayTransport>,
 }
 
@@ -59,7 +59,7 @@ impl PeerReport {
         self.relay.is_some()
     }
 
-    /// What of it the node's own WireKubePeer depends on.
+    /// Properties of the peer on which the node's own WireKubePeer depends.
     fn published(&self) -> (&str, PublicKey, State, [Option<SocketAddr>; 2]) {
         let endpoint = self.device.as_ref().and_then(|device| device.config.endpoint);
         (&self.name, self.public_key, self.path.state, [endpoint, self.published_endpoint])
@@ -69,19 +69,19 @@ impl PeerReport {
 /// The WireGuard device of this node.
 #[derive(Debug, Clone)]
 pub struct DeviceReport {
-    /// Which WireGuard is in use.
+    /// WireGuard implementation in use.
     pub backend: Backend,
-    /// Why it has to be the embedded one, whether or not the kernel has WireGuard.
+    /// Reason why it has to be the embedded one, whether or not the kernel has WireGuard.
     pub backend_reason: Option<&'static str>,
-    /// How path probes share its port; `None` where they cannot be sent.
+    /// Way in which path probes share the port of the device; `None` where they cannot be sent.
     pub port_access: Option<PortAccess>,
     /// Name of the interface.
     pub interface: String,
-    /// Its MTU.
+    /// MTU of the device.
     pub mtu: u32,
     /// The smallest MTU of the uplinks.
     pub uplink_mtu: u32,
-    /// Its UDP port.
+    /// UDP port of the device.
     pub port: u16,
 }
 
@@ -103,13 +103,13 @@ pub struct TranslationReport {
 /// This node as a member of the mesh.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct OwnReport {
-    /// Its prefixes.
+    /// Prefixes of this node.
     pub prefixes: Vec<IpNet>,
-    /// Its own addresses among them, which it publishes.
+    /// Addresses of this node among these prefixes, which it publishes.
     pub claims: Vec<IpAddr>,
-    /// Its addresses on the mesh.
+    /// Addresses of this node on the mesh.
     pub mesh_addresses: Vec<IpAddr>,
-    /// What the first link-layer address of this host makes of IPv6 addresses.
+    /// Interface identifier (modified EUI-64) of the first link-layer address of this host.
     pub interface_id: Option<InterfaceId>,
     /// Whether it has tunnels with nodes of other locations.
     pub is_gateway: bool,
@@ -118,11 +118,11 @@ pub struct OwnReport {
 /// Settings of this node by an administrator, as it publishes them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ConfiguredReport {
-    /// Which endpoints nodes may publish.
+    /// Filter of this node's endpoints that nodes may publish.
     pub published: AddressFilter,
     /// The endpoint that is to be used.
     pub manual: Option<Endpoint>,
-    /// Where this node is reached as well.
+    /// Additional endpoints of this node.
     pub extra_endpoints: Vec<SocketAddr>,
     /// Seconds between keepalives that this node asks for.
     pub keepalive: Option<u16>,
@@ -137,11 +137,11 @@ pub struct Report {
     pub endpoints: OwnEndpoints,
     /// Address translation in front of it.
     pub translation: TranslationReport,
-    /// Its prefixes and addresses.
+    /// Prefixes and addresses of this node.
     pub own: OwnReport,
     /// Settings by an administrator.
     pub configured: ConfiguredReport,
-    /// When what is used of the cluster was saved; `None` if the API server has shown it.
+    /// Time at which the cluster's state in use was saved; `None` if the API server has shown it.
     pub saved_at: Option<Instant>,
     /// Nodes by name.
     pub peers: Vec<PeerReport>,
@@ -149,9 +149,9 @@ pub struct Report {
     pub external: Vec<ExternalReport>,
     /// The granularity for which this node is prepared: that in use, or the one that the mesh resource asks for.
     pub prepared_granularity: Option<Granularity>,
-    /// What a user should know.
+    /// Problems for status and Events.
     pub problems: Vec<MeshProblem>,
-    /// What the paths have counted.
+    /// Counters of the paths.
     pub paths: PathCounters,
     /// The relay; `None` where none is to be used.
     pub relay: Option<RelayReport>,
@@ -167,7 +167,7 @@ impl PeerReport {
 }
 
 impl Report {
-    /// How the tunnel to a member does.
+    /// Session with a member, as its state and the age of its last handshake show.
     pub fn session(&self, key: &PublicKey, now: SystemTime) -> Session {
         let Some(peer) = self.peers.iter().find(|peer| peer.public_key == *key) else {
             return Session::Never;

@@ -15,7 +15,7 @@ const NEXT_FILE: &str = "wireguard.next.key";
 /// A key file holds 44 characters; no key file is longer than this.
 const MAX_LENGTH: u64 = 4096;
 
-/// Why there is no identity. The key file is never overwritten after such an error.
+/// Reason why there is no identity. The key file is never overwritten after such an error.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// The file holds no key.
@@ -26,13 +26,13 @@ pub enum IdentityError {
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Defect in the content of the file.
         reason: KeyDefect,
     },
     /// The file system refused.
     #[error("cannot {operation} WireGuard key file {path}: {source}")]
     File {
-        /// What was tried.
+        /// Verb for the operation that failed, as in "read".
         operation: &'static str,
         /// The file.
         path: PathBuf,
@@ -41,7 +41,7 @@ pub enum IdentityError {
     },
 }
 
-/// What is wrong with the content of a key file.
+/// Defect in the content of a key file.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyDefect {
     /// A key of zeros is what some tools write for "no key".

@@ -15,16 +15,16 @@ use tokio::time::{sleep, timeout};
 
 use super::keys::{KeyStore, Keys};
 
-/// How long others have to prepare an announced key, and how much longer for each node of the mesh.
+/// Time that others have to prepare an announced key, and the additional time for each node of the mesh.
 const PREPARE: Duration = Duration::from_secs(10);
 const PREPARE_PER_NODE: Duration = Duration::from_millis(10);
-/// The same where only discovery services tell of it.
+/// Time to prepare where only discovery services tell of the key.
 const PREPARE_BY_DISCOVERY: Duration = Duration::from_secs(60);
-/// How long the announcement may take before that is a problem.
+/// Time that the announcement may take before that is a problem.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How long the relay may take: the link with the present key lasts a little longer.
+/// Longest time for the registration with the relay: the link with the present key lasts a little longer.
 const REGISTRATION: Duration = Duration::from_secs(8);
-/// How soon what failed is tried again.
+/// Pause before a failed change of the key is tried again.
 const RETRY: Duration = Duration::from_secs(30);
 
 /// Drives a rotation.
@@ -37,9 +37,9 @@ pub(crate) struct KeyRotation {
     pub(crate) publishes: bool,
     /// The relay of the mesh, if any.
     pub(crate) relay: watch::Receiver<Option<RelayServer>>,
-    /// With which key this node is to be registered there.
+    /// Key with which this node is to register with the relay.
     pub(crate) relay_key: watch::Sender<PrivateKey>,
-    /// With which it is.
+    /// Key with which this node is registered there; `None` while it is not.
     pub(crate) registered: watch::Receiver<Option<PublicKey>>,
 }
 

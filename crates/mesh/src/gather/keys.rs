@@ -20,11 +20,11 @@ const NONCE_FILE: &str = "port-mapping.nonce";
 pub struct Keys {
     /// The identity of this node.
     pub private_key: PrivateKey,
-    /// Its public half.
+    /// Public half of the private key.
     pub public_key: PublicKey,
     /// The public key before, if this program has replaced it: where others see that one, they see this node.
     pub previous: Option<PublicKey>,
-    /// What it will be replaced by.
+    /// Announced key that will replace this one; `None` without a rotation.
     pub next: Option<NextKey>,
 }
 
@@ -33,14 +33,14 @@ pub struct Keys {
 pub struct NextKey {
     /// The key.
     pub private_key: PrivateKey,
-    /// Its public half.
+    /// Public half of the private key.
     pub public_key: PublicKey,
-    /// Why it is not in use yet, if that takes longer than it should.
+    /// Reason why the key is not in use yet, if that takes longer than it should.
     pub waits_for: Option<String>,
 }
 
 impl Keys {
-    /// One that is not being replaced.
+    /// Key that is not being replaced.
     pub fn new(private_key: PrivateKey) -> Self {
         let public_key = private_key.public_key();
         Self { private_key, public_key, previous: None, next: None }
@@ -59,7 +59,7 @@ pub struct KeyStore {
 }
 
 impl KeyStore {
-    /// With this key, and the next one if an earlier program had begun to replace it.
+    /// Opens the store with this key, and the next one if an earlier program had begun to replace it.
     pub fn open(directory: PathBuf, private_key: PrivateKey) -> Self {
         let keys = Keys::new(private_key);
         let next = identity::load_next(&directory).unwrap_or_else(|error| {

@@ -1,7 +1,7 @@
 //! Learns the prefixes of this network's NAT64 from its DNS (RFC 7050), while this node has no IPv4 default route.
 //!
-//! What was learned stays while the resolver does not answer, and while there is an IPv4 route: endpoints through the NAT64 may still
-//! be in use. The resolver says for how long its answer holds, but `getaddrinfo` does not.
+//! A prefix stays while the resolver does not answer, and while there is an IPv4 route: endpoints through the NAT64 may still be in use.
+//! The resolver says for how long its answer holds, but `getaddrinfo` does not.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use tokio::time::{sleep, timeout};
 
 use crate::model::nat64::Nat64Answer;
 
-/// How often the resolver is asked, and how soon after a failure.
+/// Interval at which the resolver is asked, and the pause after a failure.
 const INTERVAL: Duration = Duration::from_secs(600);
 const RETRY_INTERVAL: Duration = Duration::from_secs(30);
-/// How long an answer is waited for.
+/// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Least pause, whatever happens to links and addresses.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
@@ -45,7 +45,7 @@ impl Nat64Task {
         }
     }
 
-    /// Asks, and says when to ask again.
+    /// Asks the resolver, and returns the pause before the next question.
     async fn ask(&self) -> Duration {
         // With the last dot no search domain is tried.
         let found = timeout(PATIENCE, lookup_host((format!("{IPV4_ONLY_NAME}."), 0))).await;

@@ -1,4 +1,4 @@
-//! What tells this node of its network, and of who it is on the mesh.
+//! Network of this node, and its identity on the mesh, as other parts of the program find them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -15,23 +15,23 @@ use tokio::sync::watch;
 use super::keys::Keys;
 use crate::model::nat64::Nat64Answer;
 
-/// What this node is told of the network it is in.
+/// Network that this node is in, as others tell it.
 pub(crate) struct NetworkWatches {
-    /// By gateways.
+    /// Grants and refusals of gateways that were asked to map the WireGuard port.
     pub(crate) port_mappings: watch::Receiver<PortMappings>,
-    /// By EC2.
+    /// Public address that EC2 translates to this node's own.
     pub(crate) public_ipv4: watch::Receiver<Option<Ipv4Addr>>,
-    /// By the resolver.
+    /// Answer of the resolver about a NAT64.
     pub(crate) nat64: watch::Receiver<Nat64Answer>,
     /// Source addresses of egress gateways that this node announces.
     pub(crate) announced_sources: watch::Receiver<BTreeSet<IpAddr>>,
-    /// Which nodes may have such an address; `None` until the API server has said it.
+    /// Nodes that may claim each such address; `None` until the API server has said it.
     pub(crate) source_nodes: watch::Receiver<Option<Arc<BTreeMap<IpAddr, SourceNodes>>>>,
     /// See [`MeshIdentity`].
     pub(crate) mesh_identity: MeshIdentity,
 }
 
-/// Who this node is, from what its addresses on the mesh follow, too.
+/// Identity of this node, from which its addresses on the mesh follow.
 pub(crate) struct MeshIdentity {
     /// See [`crate::model::inputs::OwnNode::interface_id`].
     pub(crate) interface_id: Option<InterfaceId>,
@@ -39,7 +39,7 @@ pub(crate) struct MeshIdentity {
     pub(crate) is_in_cluster: bool,
     /// See [`crate::model::inputs::Inputs::cluster`].
     pub(crate) cluster: watch::Receiver<Option<Shared>>,
-    /// Its keys.
+    /// Keys of this node.
     pub(crate) keys: watch::Receiver<Keys>,
 }
 

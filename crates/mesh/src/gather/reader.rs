@@ -47,23 +47,23 @@ pub(crate) struct InputReader {
     services_changed: watch::Receiver<u64>,
 }
 
-/// How long the API server may take to answer after the start before what was saved is used.
+/// Time after the start that the API server has to answer before the saved state is used.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The same where it has answered a request: the lists of a large cluster take a while, and a device that was adopted is not to be
-/// brought back to older facts.
+/// Time for an API server that has answered a request: the lists of a large cluster take a while, and a device that was adopted is not to
+/// be brought back to older facts.
 const PATIENCE_WITH_LISTS: Duration = Duration::from_secs(60);
 
-/// What was saved, and what is to be.
+/// Saved state of an earlier run, and the state that is to be saved.
 struct Saved {
     file: StateFile,
     started: Instant,
-    /// From the file; `None` until it is needed, and again once it is not.
+    /// Content of the file; `None` until it is needed, and again once it is not.
     facts: Option<Facts>,
     /// The file was read.
     is_read: bool,
     /// Members as of an earlier run, and how old that is, until there are current ones.
     earlier: (Vec<Arc<Member>>, Duration),
-    /// When the file was written.
+    /// Time at which the file was written.
     at: Option<Instant>,
     /// The inputs of the last [`InputReader::read`] were those of the cluster.
     is_live: bool,
@@ -85,7 +85,7 @@ impl Saved {
         }
     }
 
-    /// What was saved by an earlier run, once the API server has had its time.
+    /// Saved state of an earlier run; `None` while the API server still has time to answer.
     fn facts(&mut self, now: Instant, has_answered: bool) -> Option<Facts> {
         let patience = if has_answered { PATIENCE_WITH_LISTS } else { PATIENCE };
         if now.saturating_duration_since(self.started) < patience {
@@ -212,7 +212,7 @@ impl InputReader {
         });
     }
 
-    /// What was saved, with what is known without the API server.
+    /// Saved state, with all facts that are known without the API server.
     fn with_sources(&mut self, mut facts: Facts, now: Instant) -> Facts {
         let settings = MeshSettings::parse(&facts.mesh, &mut Vec::new());
         let view = View {
@@ -245,7 +245,7 @@ impl InputReader {
         });
     }
 
-    /// What the cluster says.
+    /// State of the cluster.
     fn facts(&mut self, now: Instant) -> Result<Facts, MeshFailure> {
         if !(self.membership.is_ready() && self.meshes.is_ready() && self.nodes.is_ready()) {
             return Err(self.unanswered());
@@ -357,7 +357,7 @@ impl InputReader {
         }
     }
 
-    /// Where [`Self::save`] puts what is to be written.
+    /// State that is to be written to the file, as [`Self::keep`] leaves it; `None` while there is nothing to write.
     pub(crate) fn unsaved(&self) -> watch::Receiver<Option<Unsaved>> {
         self.saved.unsaved.subscribe()
     }
@@ -395,7 +395,7 @@ impl InputReader {
         self.meshes.is_ready()
     }
 
-    /// Why the first lists are missing. Where the API server has no such resource, there is no mesh.
+    /// Cause of missing first lists. Where the API server has no such resource, there is no mesh.
     fn unanswered(&self) -> MeshFailure {
         let refusals = [self.meshes.refusal(), self.nodes.refusal()].into_iter().flatten();
         let mut refusals = refusals.chain(self.membership.refusals());
@@ -413,7 +413,7 @@ impl InputReader {
         claims
     }
 
-    /// Of this node the program knows more than what the API server last heard.
+    /// Record of this node, of which the program knows more than the API server last heard.
     fn own_record(&self, node: &Node, claims: &[IpAddr]) -> MemberRecord {
         let mut record = MemberRecord::of_node(Source::Local, &self.node);
         record.member.public_key = Some(self.network.mesh_identity.keys.borrow().public_key);

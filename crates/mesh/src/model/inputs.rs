@@ -21,7 +21,7 @@ use super::nat64::Nat64Answer;
 /// Keys of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnKeys {
-    /// Its identity.
+    /// Private key, the identity of the node.
     pub private: PrivateKey,
     /// The public half.
     pub public: PublicKey,
@@ -32,13 +32,13 @@ pub struct OwnKeys {
 /// This node as its object, its annotations and its host say.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct OwnNode {
-    /// Its addresses, as the Node object has them: where others may reach it.
+    /// Addresses of the Node object, at which others may reach it.
     pub addresses: Vec<IpAddr>,
-    /// Those of them at which it is reached through the mesh.
+    /// Addresses among them at which the node is reached through the mesh.
     pub claims: Vec<IpAddr>,
     /// The endpoint that an administrator chose.
     pub manual: Option<Endpoint>,
-    /// Where it is reached as well, as an administrator says.
+    /// Additional endpoints that an administrator gives.
     pub extra_endpoints: Vec<SocketAddr>,
     /// The UDP port on which it listens, if that is not the mesh's.
     pub port: Option<u16>,
@@ -46,14 +46,14 @@ pub struct OwnNode {
     pub filters: NodeFilters,
     /// Seconds between keepalives to every peer; what each peer asks for when `None`.
     pub keepalive: Option<u16>,
-    /// What the first link-layer address of this host makes of IPv6 addresses.
+    /// Interface identifier (modified EUI-64) of the first link-layer address of this host.
     pub interface_id: Option<InterfaceId>,
 }
 
 /// The network that this node is in.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NetworkFacts {
-    /// Where gateways take packets for this node.
+    /// Grants and refusals of gateways that were asked to map the WireGuard port.
     pub port_mappings: PortMappings,
     /// The public address that EC2 translates to this node's own.
     pub public_ipv4: Option<Ipv4Addr>,
@@ -61,16 +61,16 @@ pub struct NetworkFacts {
     pub nat64: Nat64Answer,
 }
 
-/// What the cluster says, parsed and merged.
+/// State of the cluster, parsed and merged, that the mesh is planned from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inputs {
     /// This node's name.
     pub node: String,
-    /// Its keys.
+    /// Keys of this node.
     pub keys: OwnKeys,
-    /// Its object and host.
+    /// Object and host of this node.
     pub own: OwnNode,
-    /// Its network.
+    /// Network of this node.
     pub network: NetworkFacts,
     /// The mesh resource.
     pub settings: MeshSettings,
@@ -80,17 +80,17 @@ pub struct Inputs {
     pub api_server: Vec<SocketAddr>,
     /// Endpoints given as host names, resolved.
     pub resolved: BTreeMap<Endpoint, Vec<SocketAddr>>,
-    /// Where Services have their addresses; empty where the API server does not say.
+    /// Prefixes of Services; empty where the API server does not say.
     pub services: Vec<IpNet>,
-    /// Which nodes may have source addresses of egress gateways.
+    /// Nodes that may claim each source address of egress gateways.
     pub sources: Arc<BTreeMap<IpAddr, SourceNodes>>,
-    /// Who left.
+    /// Members that left.
     pub departures: Departures,
-    /// What could not be read.
+    /// Problems with objects and files that could not be read.
     pub problems: Vec<SourceProblem>,
-    /// When what is used of the cluster was saved; `None` if the API server has shown it.
+    /// Time at which the cluster's state in use was saved; `None` if the API server has shown it.
     pub saved_at: Option<Instant>,
-    /// What the nodes of the cluster share for discovery, if it is known.
+    /// Secrets that the nodes of the cluster share for discovery, if they are known.
     pub(crate) cluster: Option<Shared>,
 }
 
@@ -100,7 +100,8 @@ impl Inputs {
         self.own.port.unwrap_or(self.settings.device.port)
     }
 
-    /// Which endpoints this node publishes of itself, and which it tries.
+    /// Filters of the endpoints that this node publishes of itself, and of those that it tries. Those of the node replace those of the
+    /// mesh.
     pub fn filters(&self) -> EndpointFilters {
         let NodeFilters { published, tried, .. } = &self.own.filters;
         let mesh = &self.settings.filters;

@@ -27,7 +27,7 @@ pub enum MeshProblem {
     Nat64Refused {
         /// The prefix, or the address that shows none.
         answer: String,
-        /// Why.
+        /// Reason why it is not used.
         reason: String,
     },
     /// No STUN server answered.
@@ -39,49 +39,49 @@ pub enum MeshProblem {
     StunServer {
         /// The server.
         server: SocketAddr,
-        /// What it answers.
+        /// Answer, as the end of a sentence about the server.
         what: String,
     },
     /// Nothing but WireGuard's packets can be sent from its port in one address family.
     PathProbesUnavailable {
         /// The family; `None` for both.
         family: Option<IpFamily>,
-        /// Why.
+        /// Reason why nothing else can be sent.
         reason: String,
     },
-    /// The same in all families, and STUN servers are to be asked.
+    /// Probes can be sent in no address family, and STUN servers are to be asked.
     StunUnavailable,
     /// The default gateway does not lead the port to this node, or in a way that is of no use.
     PortMappingRefused {
         /// The gateway.
         gateway: IpAddr,
-        /// Why.
+        /// Failure or refusal of the gateway.
         reason: String,
     },
     /// The relay is away.
     RelayUnavailable {
-        /// Where it is.
+        /// Endpoint of the relay.
         endpoint: String,
-        /// Why it cannot be used.
+        /// Reason why the relay cannot be used.
         error: String,
     },
     /// Another program registers this node's key with the relay.
     DuplicateKey {
-        /// Where the relay is.
+        /// Endpoint of the relay.
         endpoint: String,
     },
     /// A node does not answer through an IP tunnel inside of the location.
     EncapsulationBlocked {
         /// The node.
         node: String,
-        /// Its end of the tunnel.
+        /// Address of the node's end of the tunnel.
         remote: IpAddr,
     },
     /// This node has no IP tunnel of a family for its location.
     EncapsulationMissing {
         /// The family.
         family: IpFamily,
-        /// Why.
+        /// Reason why there is none.
         reason: String,
     },
     /// A firewall of this host drops what it forwards.
@@ -93,25 +93,25 @@ pub enum MeshProblem {
     },
     /// Nodes have not prepared for the granularity that the mesh resource asks for.
     GranularityPending {
-        /// Which ones, as the controller says it.
+        /// Sentence of the controller that names these nodes.
         message: String,
     },
     /// The kernel's WireGuard drops what comes through another gateway of a location than the one this node uses.
     GatewaysNeedEmbedded {
-        /// These other gateways.
+        /// Names of these other gateways.
         gateways: Vec<String>,
-        /// Why the embedded one cannot be started; `None` where an administrator wants the kernel's.
+        /// Reason why the embedded one cannot be started; `None` where an administrator wants the kernel's.
         refusal: Option<String>,
     },
     /// Another program has the UDP port on which this node is to listen, or it may not be opened.
     ListenPortUnavailable {
         /// The port.
         port: u16,
-        /// On which one the node listens.
+        /// Port on which the node listens instead.
         kept: u16,
         /// An annotation of the Node names the port; else the mesh does.
         is_of_node: bool,
-        /// Why.
+        /// Reason why the port cannot be used.
         error: String,
     },
     /// Packets to a peer leave in clear text, because its tunnel is down.
@@ -123,11 +123,11 @@ pub enum MeshProblem {
     PathMtu {
         /// The peer.
         peer: String,
-        /// Where packets to it go.
+        /// Endpoint to which packets to the peer go.
         endpoint: SocketAddr,
         /// The MTU of the tunnel.
         mtu: u32,
-        /// That of routes to the peer, which is what the path passes; `None` if no such MTU is known.
+        /// MTU of routes to the peer, which the path passes; `None` if no such MTU is known.
         route_mtu: Option<u32>,
     },
 }
@@ -269,8 +269,7 @@ impl fmt::Display for MeshProblem {
     }
 }
 
-/// The first names, and how many more there are.
-/// Why this node is not in the mesh, or why the last change was not applied.
+/// Reason why this node is not in the mesh, or why the last change was not applied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MeshFailure {
     /// The WireGuard device.

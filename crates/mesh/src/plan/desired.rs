@@ -54,31 +54,31 @@ use crate::model::problem::MeshProblem;
 pub struct Desired {
     /// Nodes by identity.
     pub peers: BTreeMap<PublicKey, Arc<DesiredPeer>>,
-    /// Those of them to which nothing is sent: they are peers with the granularity that others may use.
+    /// Peers among `peers` to which nothing is sent: they are peers with the granularity that other nodes may use.
     pub added: BTreeSet<PublicKey>,
     /// Peers outside of the cluster by identity.
     pub external: BTreeMap<PublicKey, DesiredExternal>,
     /// Keys that nodes are about to use, each with what the device is to have of it.
     pub prepared: BTreeMap<PublicKey, PeerConfig>,
-    /// What peers may send from although other peers are sent for it.
+    /// Prefixes that a peer may send from although packets to them go to another peer, by identity.
     pub accepted: BTreeMap<PublicKey, Vec<IpNet>>,
     /// This node's endpoints that it publishes.
     pub endpoints: OwnEndpoints,
     /// The address translation in front of this node, as far as it is known.
     pub nat: NatType,
-    /// What the paths have to know of this node.
+    /// Addresses, networks and filters of this node, for its path agent.
     pub own_side: OwnSide,
     /// This node's prefixes.
     pub own_prefixes: Vec<IpNet>,
-    /// Its addresses on the mesh, with the lengths of their subnets.
+    /// Addresses of this node on the mesh, with the lengths of their subnets.
     pub mesh_addresses: Vec<IpNet>,
-    /// What was left out.
+    /// Problems of the mesh, as of this plan: parts that were left out, answers that are not used.
     pub problems: Vec<MeshProblem>,
     /// Gateways of locations.
     pub gateways: DesiredGateways,
     /// IP tunnels inside of the location.
     pub tunnels: DesiredTunnels,
-    /// What leads packets into the device, and past it.
+    /// Packets that go into the device, and those that go past it.
     pub traffic: DesiredTraffic,
     harvest: Harvest,
 }
@@ -103,8 +103,8 @@ impl Desired {
         Self::following(None, &mut Planner::default(), inputs, host, held, own_addresses)
     }
 
-    /// The same. What `planner` planned and what was desired before, with the inputs then, stays where it follows from the same: a change of
-    /// one member costs little more than copying lists.
+    /// Plans as [`Self::new`] does. Parts of the last plan of `planner`, and of the desired state `before` with its inputs, stay where they
+    /// follow from the same: a change of one member costs little more than copying lists.
     pub fn following(
         before: Option<(&Inputs, &Self)>,
         planner: &mut Planner,
@@ -162,7 +162,7 @@ impl Desired {
         self.harvest.publishes(peer, endpoint)
     }
 
-    /// What leads packets into the device `interface`.
+    /// Desired state of the kernel: targets, routes and exceptions for the device `interface`.
     /// Packets to nodes that are `bypassed` are led nowhere; `encapsulated` takes IP tunnels. `route_mtu` says which packets the path to a
     /// peer passes, if these are shorter than the tunnel's.
     pub fn mesh_state(

@@ -1,6 +1,6 @@
-//! Which nodes are reached without their tunnels because these are down, where the mesh allows that. Pure.
+//! Nodes that are reached without their tunnels because these are down, where the mesh allows that. Pure.
 //!
-//! What is up and what is down is what `fairlead status` says. A node that comes and goes is bypassed only after it was down for a while
+//! Up and down are the states that `fairlead status` shows. A node that comes and goes is bypassed only after it was down for a while
 //! without a break, and no more only after it was up for a while, so that packets do not change between both ways all the time.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,16 +14,16 @@ use ipnet::IpNet;
 
 use super::desired::DesiredPeer;
 
-/// How long a node is down before it is bypassed.
+/// Time for which a node is down before it is bypassed.
 const DOWN_FOR: Duration = Duration::from_secs(10);
-/// How long it is up before its tunnel is used again.
+/// Time for which a bypassed node is up before its tunnel is used again.
 const UP_FOR: Duration = Duration::from_secs(5);
 
 /// The nodes that are bypassed, or soon will be.
 #[derive(Debug, Default)]
 pub struct DownPeers {
     bypassed: BTreeSet<PublicKey>,
-    /// Since when a node has been in the state that is to change that.
+    /// Time since which a node has been in the state that is to change whether it is bypassed.
     since: BTreeMap<PublicKey, Instant>,
 }
 
@@ -125,7 +125,7 @@ mod tests {
             self.peers.bypassed().contains(&key(2))
         }
 
-        /// How often it changes if these states are repeated, a second each.
+        /// Number of changes in 600 seconds in which these states repeat, one each second.
         fn changes(&mut self, states: &[State]) -> usize {
             let mut is_bypassed = self.peers.bypassed().contains(&key(2));
             let mut changes = 0;

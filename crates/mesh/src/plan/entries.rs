@@ -12,19 +12,20 @@ use fairlead_limits::{Rate, TokenBucket};
 
 use super::external::DesiredExternal;
 
-/// How often a Peer may come in quick succession, and then once in this time: each time is a write that all nodes read.
+/// Budget of a Peer that comes to this node: five times in quick succession, then once per interval. Each time is a write that all nodes
+/// read.
 const BUDGET: Rate = Rate::one_each(Duration::from_secs(30), 5);
 
 /// The terms that this node has taken since it started.
 #[derive(Debug, Default)]
 pub struct Entries {
     terms: BTreeMap<PublicKey, u64>,
-    /// How often each Peer may still come.
+    /// Remaining budget by the key of the Peer.
     budgets: BTreeMap<PublicKey, TokenBucket>,
 }
 
 impl Entries {
-    /// By the key of the Peer.
+    /// Terms by the key of the Peer.
     pub fn terms(&self) -> &BTreeMap<PublicKey, u64> {
         &self.terms
     }

@@ -1,7 +1,7 @@
 //! Peers outside of the cluster in the WireGuard device: their configuration, and the endpoints of those that have one.
 //!
-//! They speak WireGuard and nothing else. So no path probe and no relay is used, and the only sign of life is the handshake. A peer without
-//! an endpoint is answered where it was heard last, which the device does by itself; nothing here changes that.
+//! External peers speak WireGuard and nothing else. So no path probe and no relay is used, and the only sign of life is the handshake. A
+//! peer without an endpoint is answered where it was heard last, which the device does by itself; nothing here changes that.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,19 +17,19 @@ use crate::model::inputs::Inputs;
 
 /// Age of a handshake at which its session ends (WireGuard's `REJECT_AFTER_TIME`).
 const SESSION: Duration = Duration::from_secs(180);
-/// How long an address of a name is tried: three handshakes of the kernel's WireGuard.
+/// Time for which an address of a name is tried: three handshakes of the kernel's WireGuard.
 const ATTEMPT: Duration = Duration::from_secs(15);
 
-/// What the device is to have of one peer.
+/// Desired state of one external peer in the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DesiredExternal {
     /// Name of the Peer.
     pub name: String,
-    /// Its configuration, without an endpoint.
+    /// WireGuard configuration of the peer, without an endpoint.
     pub config: PeerConfig,
-    /// Where it listens, as addresses, the first preferred; empty for a peer that initiates, or whose name is not resolved.
+    /// Addresses on which the peer listens, the first preferred; empty for a peer that initiates, or whose name is not resolved.
     pub addresses: Vec<SocketAddr>,
-    /// What this node is to it if it names entry nodes.
+    /// Role of this node for a peer that names entry nodes; `None` for other peers.
     pub entry: Option<EntryRole>,
 }
 
@@ -45,13 +45,13 @@ impl DesiredExternal {
 pub struct ExternalReport {
     /// Name of the Peer.
     pub name: String,
-    /// Its identity.
+    /// Public key of the peer.
     pub public_key: PublicKey,
-    /// What the device says, without prefixes; `None` only before it was configured.
+    /// State of the peer in the device, without prefixes; `None` only before it was configured.
     pub device: Option<Arc<PeerState>>,
-    /// What is sent to it.
+    /// Prefixes that are sent to the peer.
     pub prefixes: Vec<IpNet>,
-    /// What this node is to it if it names entry nodes.
+    /// Role of this node for a peer that names entry nodes; `None` for other peers.
     pub entry: Option<EntryRole>,
 }
 
@@ -99,7 +99,7 @@ fn addresses(inputs: &Inputs, member: &Member, nat64: &Nat64) -> Vec<SocketAddr>
     endpoint.address().into_iter().chain(known).map(translated).collect()
 }
 
-/// Which endpoints to set. Keeps what was set last for each peer.
+/// Endpoint that was set last for each external peer, to choose the next one.
 #[derive(Debug, Default)]
 pub(crate) struct ExternalEndpoints(BTreeMap<PublicKey, Attempt>);
 
@@ -108,7 +108,7 @@ pub(crate) struct ExternalEndpoints(BTreeMap<PublicKey, Attempt>);
 struct Attempt {
     address: SocketAddr,
     since: Instant,
-    /// What the device had sent then.
+    /// Bytes that the device had sent to the peer when the endpoint was set.
     sent: u64,
 }
 

@@ -97,7 +97,7 @@ mod tests {
         inputs
     }
 
-    /// What this node claims beside 10.0.0.1 if its host has these addresses.
+    /// Addresses that this node claims beside 10.0.0.1 if its host has the addresses `host`.
     fn claimed(inputs: Inputs, host: &[&str]) -> Vec<IpAddr> {
         let host: Vec<IpAddr> = host.iter().map(|text| address(text)).collect();
         let extended = GrantedAddresses::default().extend(&Arc::new(inputs), &host);

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use fairlead_api::resources::Granularity;
 
-/// How long what was used before is kept: until all nodes have seen the change, which one write told them.
+/// Time for which the previous granularity is kept: until all nodes have seen the change, which one write told them.
 const KEPT: Duration = Duration::from_secs(10);
-/// After this long a node says that it has prepared although peers do not answer through new tunnels: they may be off.
+/// Longest wait for peers to answer through new tunnels before a node says that it has prepared: they may be off.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// What is used, and what else this node has tunnels for.
+/// Granularity in use, with the previous and the next one for which this node has tunnels, too.
 #[derive(Debug, Default)]
 pub(crate) struct GranularityChange {
     used: Option<Granularity>,
@@ -26,7 +26,7 @@ pub(crate) struct GranularityChange {
 struct Next {
     granularity: Granularity,
     since: Instant,
-    /// It stays so, or a peer that comes and goes would cost writes.
+    /// Whether this node has prepared. Stays true, or a peer that comes and goes would cost writes.
     is_prepared: bool,
 }
 
@@ -65,7 +65,7 @@ impl GranularityChange {
         self.previous.is_some_and(|(_, since)| now.saturating_duration_since(since) >= KEPT)
     }
 
-    /// The one for which this node is prepared: the next one, or else that in use.
+    /// Granularity for which this node is prepared: the next one, or else that in use.
     pub(crate) fn prepared(&self) -> Option<Granularity> {
         let next = self.next.as_ref().filter(|next| next.is_prepared);
         next.map(|next| next.granularity).or(self.used)

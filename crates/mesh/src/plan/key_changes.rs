@@ -13,7 +13,7 @@ use ipnet::IpNet;
 
 use super::desired::Desired;
 
-/// What is known of keys that are being replaced.
+/// Keys that are being replaced.
 #[derive(Debug, Default)]
 pub(crate) struct KeyChanges {
     /// Announced keys that have completed a handshake.
@@ -62,7 +62,7 @@ impl KeyChanges {
         member.next_key.filter(|next| self.completed.contains(next)).or(member.public_key)
     }
 
-    /// What the device has at each key; a new key counts as having what the old one has.
+    /// Prefixes that the device has at each key; a new key counts as having those of the old one.
     pub(crate) fn held(
         &self,
         present: &BTreeMap<PublicKey, PeerState>,
@@ -78,8 +78,8 @@ impl KeyChanges {
         held
     }
 
-    /// Where the new keys are, for those that the device has nothing of: where the old ones were. `relayed` is the endpoint by way of the
-    /// relay of a key whose old one was reached so.
+    /// Endpoints of new keys that the device has none of: those of the old keys. `relayed` is the endpoint by way of the relay of a key
+    /// whose old one was reached so.
     pub(crate) fn endpoints(
         &self,
         device: &DeviceState,

@@ -1,4 +1,4 @@
-//! Why packets to a peer go by way of the relay. Pure.
+//! Reasons why packets to a peer go by way of the relay. Pure.
 
 use std::fmt;
 
@@ -12,20 +12,20 @@ use super::desired::StunAnswers;
 const BOTH_SYMMETRIC: &str = "both symmetric NAT";
 const ONE_SYMMETRIC: &str = "symmetric and port-restricted NAT";
 
-/// Why there is no direct path to a peer.
+/// Reason why there is no direct path to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RelayReason {
-    /// One node is behind a symmetric NAT and the other one behind a port-restricted NAT: what became of trying many ports.
+    /// One node is behind a symmetric NAT and the other one behind a port-restricted NAT: result of trying many ports.
     Birthday(BirthdayStatus),
-    /// The same; the mesh resource or an annotation says that no ports are to be tried.
+    /// One symmetric and one port-restricted NAT; the mesh resource or an annotation says that no ports are to be tried.
     BirthdayDisabled,
-    /// The same; there was no attempt yet.
+    /// One symmetric and one port-restricted NAT; there was no attempt yet.
     BirthdayPending,
     /// Both nodes are behind a symmetric NAT, and no ports are to be tried.
     BothSymmetric,
-    /// Both nodes are behind a symmetric NAT: what became of trying ports.
+    /// Both nodes are behind a symmetric NAT: result of trying ports.
     BothSymmetricBirthday(BirthdayStatus),
-    /// The same; there was no attempt yet.
+    /// Both nodes are behind a symmetric NAT; there was no attempt yet.
     BothSymmetricPending,
     /// A direct path answers probes: one of the two nodes is about to move there.
     DirectAnswers,
@@ -33,25 +33,25 @@ pub enum RelayReason {
     LongPacketsLost,
     /// None of the addresses of the peer has lately answered a probe.
     NoAnswer {
-        /// How many there are.
+        /// Number of these addresses.
         addresses: usize,
     },
-    /// The peer has none that this node could reach.
+    /// No address of the peer is one that this node could reach.
     NoCandidates,
-    /// The mesh resource asks for it.
+    /// The mesh resource asks for the relay.
     RelayOnly,
     /// Nothing this node sends by UDP is answered.
     UdpBlocked,
 }
 
-/// What the reason follows from.
+/// State of this node and a peer from which the reason follows.
 #[derive(Clone, Copy)]
 pub(crate) struct Situation<'a> {
     /// `spec.relay.mode` is `always`.
     pub(crate) is_relay_only: bool,
     /// Direct endpoints of the peer that are known.
     pub(crate) addresses: usize,
-    /// What they have answered; empty where no probes can be sent.
+    /// Answers of the peer's candidates to probes; empty where no probes can be sent.
     pub(crate) candidates: &'a [CandidateStatus],
     /// The NAT in front of this node.
     pub(crate) nat: NatType,
@@ -59,11 +59,11 @@ pub(crate) struct Situation<'a> {
     pub(crate) peer_nat: NatType,
     /// The part of this node in birthday attempts with the peer.
     pub(crate) birthday: Option<BirthdaySide>,
-    /// What became of attempts.
+    /// Result of the birthday attempts with the peer; `None` if there was none.
     pub(crate) attempts: Option<BirthdayStatus>,
     /// Whether any peer is up without the relay.
     pub(crate) has_direct_peer: bool,
-    /// What STUN servers say.
+    /// Answers of STUN servers.
     pub(crate) stun: &'a StunAnswers,
 }
 
@@ -119,7 +119,7 @@ impl Situation<'_> {
         }
     }
 
-    /// Why a pair with one symmetric and one port-restricted NAT has no path; `None` for another pair.
+    /// Reason why a pair with one symmetric and one port-restricted NAT has no path; `None` for another pair.
     fn birthday_reason(&self) -> Option<RelayReason> {
         birthday_side(BirthdayPolicy::default(), self.nat, self.peer_nat)?;
         Some(match (self.birthday, self.attempts) {

@@ -29,7 +29,7 @@ struct Peer {
 /// Most peers with series of their own: ten for each, on each node.
 const MAX_PEERS: usize = 100;
 
-/// From a direct path that is found within a round trip of one site to one that needs several rounds of probes.
+/// Buckets in seconds, from a direct path that is found within a round trip of one site to one that needs several rounds of probes.
 const TIME_TO_DIRECT_BUCKETS: [f64; 11] = [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -391,7 +391,7 @@ impl MeshMetrics {
         self.compatible.failed();
     }
 
-    /// There is no mesh any more.
+    /// Clears the metrics: there is no mesh any more.
     pub fn clear(&self) {
         self.compatible.clear();
         self.problems.set(0);

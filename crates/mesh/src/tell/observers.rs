@@ -1,4 +1,4 @@
-//! Which nodes publish what all of them see: an endpoint of a peer, a problem. Pure.
+//! Choice of the nodes that publish what all of them see: an endpoint of a peer, a problem. Pure.
 //!
 //! Rendezvous hashing (Thaler and Ravishankar, 1998) orders all nodes differently for each subject. The first few publish.
 //! Each node computes its own place from its own name alone, so that nothing is proportional to the square of the nodes.
@@ -6,11 +6,11 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-/// How many nodes publish one thing.
+/// Number of nodes that publish one thing.
 pub(crate) const OBSERVERS: usize = 3;
-/// Up to this many members every node may publish at once: there is nothing to save.
+/// Most members of a mesh in which every node may publish at once: there is nothing to save.
 const SMALL: usize = 32;
-/// How long nodes of the next places wait for those before them to publish.
+/// Time that nodes of the next places wait for those before them to publish.
 const PATIENCE: Duration = Duration::from_secs(4);
 
 /// The place of `node` among the nodes that could publish something of `subject`: lower comes first.
@@ -20,7 +20,7 @@ pub(crate) fn place(node: &str, subject: &str) -> u64 {
     hasher.finish()
 }
 
-/// How many of `members` nodes come before this place, on average.
+/// Number of nodes, of `members`, that come before this place, on average.
 pub(crate) fn rank(place: u64, members: usize) -> usize {
     let scaled = u128::from(place).saturating_mul(members as u128) >> u64::BITS;
     usize::try_from(scaled).unwrap_or(usize::MAX)
@@ -31,8 +31,7 @@ pub(crate) fn is_chosen(place: u64, members: usize) -> bool {
     rank(place, members) < OBSERVERS
 }
 
-/// How long a node waits for those before it, which may not see the subject at all. It doubles the number of nodes at each
-/// step.
+/// Time that a node waits for those before it, which may not see the subject at all. The number of nodes doubles with each step.
 pub(crate) fn delay(place: u64, members: usize) -> Duration {
     let rank = rank(place, members);
     if members <= SMALL || rank < OBSERVERS {

@@ -35,7 +35,7 @@ mod ports;
 
 /// Field manager of our server-side applies.
 const MANAGER: &str = "fairlead-node";
-/// Up to this many peers, each is listed.
+/// Most peers that are listed one by one.
 const MAX_LISTED: usize = 100;
 /// Most problems one node publishes.
 const MAX_PROBLEMS: usize = 16;
@@ -43,12 +43,12 @@ const MAX_PROBLEMS: usize = 16;
 const MAX_NAMES: usize = 8;
 /// Least time between two writes of which the later one says other reasons for the relay, and nothing else.
 const MIN_AGE_FOR_REASONS: Duration = Duration::from_secs(10);
-/// How often counters are written at least, in a small mesh.
+/// Longest time between two writes of counters in a small mesh.
 const MIN_REFRESH: Duration = Duration::from_secs(300);
-/// The same for each node of the mesh: all together write this often.
+/// Longest time between such writes for each node of the mesh: all together write this often.
 const REFRESH_PER_NODE: Duration = Duration::from_millis(3600);
 
-/// What the node's object should say, besides its name.
+/// Desired content of the node's object, besides its name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Desired {
     /// The specification.
@@ -57,7 +57,7 @@ pub struct Desired {
     pub status: WireKubePeerStatus,
 }
 
-/// What [`desired`] is made from.
+/// Inputs of [`desired`].
 pub struct Facts<'a> {
     /// This node's name.
     pub node: &'a str,
@@ -65,13 +65,13 @@ pub struct Facts<'a> {
     pub public_key: PublicKey,
     /// The key that it is about to use.
     pub next_key: Option<PublicKey>,
-    /// What the agent found.
+    /// State of the mesh on this node.
     pub report: &'a Report,
     /// Addresses of the Node object, which this node claims.
     pub claims: Vec<String>,
     /// Whether this node is to publish the endpoint at which it sees a peer.
     pub observes: &'a (dyn Fn(&str, SocketAddr) -> bool + Sync),
-    /// What is published now.
+    /// Status that is published now.
     pub present: Option<&'a WireKubePeerStatus>,
     /// The time.
     pub now: Timestamp,
@@ -210,7 +210,7 @@ pub fn urgency(
     is_due.then_some(Urgency::Status)
 }
 
-/// What peers need to reach this node and other nodes, and what a change of the whole mesh waits for.
+/// Status that peers need to reach this node and other nodes, and that a change of the whole mesh waits for.
 fn essential(status: &WireKubePeerStatus) -> WireKubePeerStatus {
     WireKubePeerStatus {
         ice_candidates: status.ice_candidates.clone(),
@@ -221,14 +221,14 @@ fn essential(status: &WireKubePeerStatus) -> WireKubePeerStatus {
     }
 }
 
-/// What is to be written now of what differs.
+/// Parts of the object that differ and are to be written now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Writes {
     /// The specification.
     pub spec: bool,
     /// The status.
     pub status: bool,
-    /// How long what is left out has to wait.
+    /// Time that parts which are left out have to wait; `None` if there are none.
     pub wait: Option<Duration>,
 }
 
@@ -268,7 +268,7 @@ fn transport(peer: &PeerReport) -> PeerTransport {
     if peer.is_relayed() { PeerTransport::Relay } else { PeerTransport::Direct }
 }
 
-/// Why a peer is relayed. While its path is about to change, the reason stays that which is published.
+/// Reason why a peer is relayed. While its path is about to change, the published reason stays.
 fn relay_reason(facts: &Facts<'_>, peer: &PeerReport) -> Option<(String, String)> {
     let published = || facts.present?.relay_reasons.get(&peer.name).cloned();
     let reason = peer.relay_reason?.lasting().or_else(published)?;

@@ -29,7 +29,7 @@ use crate::model::problem::MeshFailure;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// How often what is published is compared without news, and for each node of the mesh; only what differs is written.
+/// Interval at which the published object is compared without news, and its growth for each node of the mesh; only differences are written.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 const REFRESH_PER_NODE: Duration = Duration::from_millis(5);
 /// Least pause between two writes, for each node of the mesh, and its bounds. [`WriteBudget`] says how many there may be.
@@ -129,7 +129,7 @@ impl Publisher {
         }
     }
 
-    /// Why this node is kept from the mesh is an Event, once until it is a member again.
+    /// Publishes an Event with the reason why this node is kept from the mesh, once until it is a member again.
     fn warn_of(&self, publication: &Publication, warned: &mut Option<MeshFailure>) {
         match publication {
             Publication::Outside(failure) if warned.as_ref() != Some(failure) => {
@@ -219,7 +219,7 @@ impl Publisher {
         Ok(writes)
     }
 
-    /// Which nodes say that they see a peer at an endpoint.
+    /// Names of the nodes that say that they see a peer at an endpoint, by peer and endpoint.
     fn reporters(&self) -> BTreeMap<(String, SocketAddr), Vec<String>> {
         let mut reporters: BTreeMap<(String, SocketAddr), Vec<String>> = BTreeMap::new();
         for reporter in self.peers.store.state() {
@@ -232,13 +232,13 @@ impl Publisher {
     }
 }
 
-/// What the next publication depends on.
+/// State on which the next publication depends.
 struct State {
     seen: Seen,
     budget: WriteBudget,
 }
 
-/// Since when this node sees each peer at its endpoint.
+/// Time since which this node sees each peer at its endpoint.
 #[derive(Default)]
 struct Seen(BTreeMap<String, (SocketAddr, Instant)>);
 
@@ -258,8 +258,8 @@ impl Seen {
     }
 }
 
-/// How long a node rests after a write. Grows with the mesh, whose members all read what is written, and is stretched by up to a half:
-/// nodes that saw one change do not write at one moment.
+/// Pause of a node after a write. Grows with the mesh, whose members all read each write, and is stretched by up to a half: nodes that saw
+/// one change do not write at one moment.
 pub fn pause_after_write(members: u32, random: u8) -> Duration {
     let pause = PAUSE_PER_NODE.saturating_mul(members).clamp(MIN_PAUSE, MAX_PAUSE);
     pause.saturating_mul(u32::from(random).saturating_add(512)) / 512

@@ -1,4 +1,4 @@
-//! Where reports of the mesh go: to the status, metrics and the publisher.
+//! Reports of the mesh on their way to the status, metrics and the publisher.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -12,7 +12,7 @@ use super::metrics::MeshMetrics;
 use crate::apply::report::Report;
 use crate::model::problem::MeshFailure;
 
-/// What reports say.
+/// State of the mesh for the publisher.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Publication {
     /// This node is in the mesh.
@@ -29,15 +29,15 @@ pub(crate) enum Publication {
 /// The mesh as of the last step.
 #[derive(Debug, Default, Clone)]
 pub struct Snapshot {
-    /// What the last good step reported.
+    /// Report of the last good step.
     pub report: Option<Arc<Report>>,
-    /// Why the last reconciliation failed, or why there is none.
+    /// Reason why the last reconciliation failed, or why there was none.
     pub failure: Option<MeshFailure>,
-    /// Why other nodes do not see this node's state.
+    /// Reason why other nodes do not see this node's state.
     pub unpublished: Option<String>,
 }
 
-/// Where reports go: to status, metrics and the publisher.
+/// Distribution of reports to status, metrics and the publisher.
 pub(crate) struct Reports {
     node: String,
     snapshot: Mutex<Snapshot>,
@@ -57,7 +57,7 @@ impl Reports {
         self.lock().clone()
     }
 
-    /// How the tunnel to a member does, as of the last step.
+    /// Session with a member as of the last step.
     pub(crate) fn session(&self, key: &PublicKey) -> Session {
         let report = self.lock().report.clone();
         report.map_or(Session::Unknown, |report| report.session(key, SystemTime::now()))
@@ -94,7 +94,7 @@ impl Reports {
         self.lock().failure = Some(failure);
     }
 
-    /// There is no mesh on this node any more.
+    /// Reports that there is no mesh on this node any more.
     pub(crate) fn disable(&self) {
         if let Some(metrics) = &self.metrics {
             metrics.clear();

@@ -1,4 +1,4 @@
-//! How often this node writes its WireKubePeer, without I/O: each write is read by all nodes of the mesh.
+//! Budget for writes of this node's WireKubePeer, without I/O: each write is read by all nodes of the mesh.
 //!
 //! A token bucket: the first changes after a quiet time are written at once, and then one for each [`INTERVAL`]. What peers need to
 //! reach this node may use all of it; what only tells operators how things are leaves some for that, and waits longer. A node that has just
@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 pub const INTERVAL: Duration = Duration::from_secs(10);
 /// Writes that a quiet node may make at once.
 const BURST: u32 = 6;
-/// How many of these are kept for [`Urgency::Essential`].
+/// Writes among these that are kept for [`Urgency::Essential`].
 const RESERVE: u32 = 3;
 /// Writes beside these, for [`Urgency::Critical`] alone.
 const SPARE: u32 = 2;
 
-/// Who waits for what a write says.
+/// Urgency of a write, by those who wait for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Urgency {
     /// Operators: the state of connections, counters, reasons, problems.
@@ -30,14 +30,14 @@ pub enum Urgency {
 #[derive(Debug, Clone, Copy)]
 pub struct WriteBudget {
     left: u32,
-    /// Of [`SPARE`].
+    /// Writes left of [`SPARE`].
     spare: u32,
-    /// When the last one was gained.
+    /// Time at which the last write was gained.
     filled: Instant,
 }
 
 impl WriteBudget {
-    /// That of a program that starts at `now`.
+    /// Budget of a program that starts at `now`.
     pub fn new(now: Instant) -> Self {
         Self { left: BURST, spare: SPARE, filled: now }
     }

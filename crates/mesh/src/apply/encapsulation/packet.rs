@@ -12,7 +12,7 @@ const ICMPV6: u8 = 58;
 /// Lengths of the headers (RFC 791, RFC 8200).
 const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;
-/// Where the checksum of an ICMP message is.
+/// Bytes of the checksum in an ICMP message.
 const ICMP_CHECKSUM: std::ops::Range<usize> = 2..4;
 const HOP_LIMIT: u8 = 64;
 
@@ -43,8 +43,8 @@ fn padded(message: &[u8], length: usize) -> Vec<u8> {
     message
 }
 
-/// With the bit "don't fragment". The kernel replaces identification and checksum of the outer header (raw(7)); the inner one needs its
-/// own.
+/// IPv4 packet with the bit "don't fragment". The kernel replaces identification and checksum of the outer header (raw(7)); the inner one
+/// needs its own.
 fn ipv4(source: Ipv4Addr, destination: Ipv4Addr, protocol: u8, payload: &[u8]) -> Option<Vec<u8>> {
     let length = u16::try_from(payload.len().checked_add(IPV4_HEADER)?).ok()?.to_be_bytes();
     let mut header = vec![0x45, 0, length[0], length[1], 0, 0, 0x40, 0, HOP_LIMIT, protocol, 0, 0];

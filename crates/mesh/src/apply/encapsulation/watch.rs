@@ -22,10 +22,10 @@ use crate::apply::paths::PathDriver;
 use crate::model::problem::MeshProblem;
 use crate::plan::desired::{Desired, DesiredTunnels};
 
-/// How long packets are accepted from nodes that may not know yet that this one wants none.
+/// Time for which packets are accepted from nodes that may not know yet that this one wants none.
 const LINGER: Duration = Duration::from_secs(60);
 
-/// What this node knows of its tunnels, and how it asks.
+/// Tunnels of this node, their health, and the sockets by which it asks.
 pub struct EncapsulationWatch {
     health: TunnelHealth,
     sockets: EchoSockets,
@@ -33,7 +33,7 @@ pub struct EncapsulationWatch {
     lingering: Lingering,
     tunnels: Tunnels,
     uplink_mtu: u32,
-    /// What an earlier program used is known.
+    /// Whether the tunnels that an earlier program used were taken over.
     has_adopted: bool,
 }
 
@@ -68,7 +68,7 @@ impl EncapsulationWatch {
         });
     }
 
-    /// What takes a tunnel now: the other end answers.
+    /// Routes through tunnels whose other end answers.
     pub fn routes(&self, desired: &Desired) -> Vec<PlainRoute> {
         let route = |(destination, remote): &(_, IpAddr)| {
             let link = self.link(*remote).filter(|_| self.health.is_up(*remote))?;
@@ -98,7 +98,7 @@ impl EncapsulationWatch {
         self.health.observe(now, &asked, &replies)
     }
 
-    /// Why packets do not take tunnels. A node without a session says nothing of the network between.
+    /// Problems that keep packets from taking tunnels. A node without a session says nothing of the network between.
     pub fn problems(&self, desired: &DesiredTunnels, paths: &PathDriver, now: Instant) -> Vec<MeshProblem> {
         let missing = self.tunnels.iter().filter_map(|(family, tunnel)| {
             let is_needed = desired.ends.keys().any(|remote| IpFamily::of(*remote) == *family);
@@ -129,18 +129,18 @@ fn send_raw(remote: IpAddr, packet: &[u8]) -> nix::Result<()> {
     sendto(socket.as_raw_fd(), packet, &remote, MsgFlags::MSG_DONTWAIT).map(drop)
 }
 
-/// What was wanted a short while ago.
+/// Local addresses and senders that were wanted a short while ago.
 #[derive(Debug, Default)]
 struct Lingering {
     started: Option<Instant>,
-    /// Where tunnels began last, and when that was wanted last.
+    /// Last addresses at which tunnels began, and the last time when they were wanted.
     local: Option<(Vec<IpAddr>, Instant)>,
     senders: BTreeMap<IpAddr, Instant>,
 }
 
 impl Lingering {
-    /// Where tunnels begin and who may send: what is desired, and what was not long ago. Members that are gone may send no more. `None`
-    /// while it is not known what an earlier program had, and nothing is desired.
+    /// Addresses at which tunnels begin, and addresses that may send: those that are desired, and those that were not long ago. Members
+    /// that are gone may send no more. `None` while it is not known what an earlier program had, and nothing is desired.
     fn wanted(&mut self, desired: &DesiredTunnels, now: Instant) -> Option<(Vec<IpAddr>, Vec<IpAddr>)> {
         let is_recent = |at: Instant| now.saturating_duration_since(at) <= LINGER;
         self.senders.extend(desired.senders.iter().map(|sender| (*sender, now)));

@@ -16,11 +16,11 @@ use crate::apply::reconciler::Gateways;
 use crate::model::problem::MeshProblem;
 use crate::plan::desired::{Desired, DesiredGateway};
 
-/// What this node knows of gateways, and how it asks.
+/// Health of gateways, and the sockets by which this node asks.
 pub struct GatewayWatch {
     health: GatewayHealth,
     sockets: EchoSockets,
-    /// When gateways that are not in use were probed last.
+    /// Time of the last probes to gateways that are not in use.
     probed: Option<Instant>,
 }
 
@@ -36,8 +36,8 @@ impl GatewayWatch {
         self.health.down()
     }
 
-    /// One for each that does not forward, and what this WireGuard cannot do with several gateways.
-    /// `refusal` is why the embedded one is not used.
+    /// Problems: gateways that do not forward, and what this WireGuard cannot do with several gateways. `refusal` is the reason why the
+    /// embedded one is not used.
     pub fn problems(
         &self,
         desired: &Desired,

@@ -1,4 +1,4 @@
-//! What hosts and routers say of what was sent from the WireGuard port, by either WireGuard or the agent: that it was not delivered.
+//! ICMP errors for packets that either WireGuard or the agent sent from the WireGuard port: they were not delivered.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::{MAX_DATAGRAMS, PathPort, register};
 
-/// Where such messages are read.
+/// Socket that reads these errors.
 #[derive(Default)]
 pub(super) struct Refusals {
     /// The port they are about; zero before there is one.

@@ -14,7 +14,7 @@ impl Shared {
         self.agent.adopt_sockets(now, &kept);
     }
 
-    /// What a birthday attempt does with sockets.
+    /// Opens, keeps, leaves or closes sockets of a birthday attempt.
     pub(super) fn change_sockets(&mut self, change: SocketChange) {
         let Some(socket) = &self.socket else { return };
         match change {

@@ -16,31 +16,31 @@ use crate::apply::kernel::Kernel;
 use crate::apply::path_port::{AttachedSocket, PathPort};
 use crate::model::problem::MeshProblem;
 
-/// Why the embedded WireGuard is needed. A device that is there does not tell whether the kernel has WireGuard too.
+/// Reason why the embedded WireGuard is needed. A device that is there does not tell whether the kernel has WireGuard too.
 const SEVERAL_GATEWAYS: &str =
     "tunnels with several gateways of a location need it, whether or not the kernel has WireGuard";
 
-/// When it is looked again whether the embedded WireGuard can be started. That costs no tunnel.
+/// Pause between checks whether the embedded WireGuard can be started. They cost no tunnel.
 const RETRY: Duration = Duration::from_secs(60);
-/// The same where it seemed so, and then it could not: such an attempt costs the tunnels.
+/// Pause after the embedded WireGuard could not be started although a check had passed: such an attempt costs the tunnels.
 const RETRY_WITH_LOSS: Duration = Duration::from_secs(3600);
 
 /// The place of the WireGuard device.
 pub struct DeviceSlot {
     preference: Preference,
-    /// Where devices inside processes are handed from one program to the next.
+    /// Path of the socket over which one program hands the device inside of its process to the next.
     handover: PathBuf,
     pub(super) device: Option<OpenDevice>,
     refusal: Option<Refusal>,
 }
 
-/// What keeps the embedded WireGuard from taking the place of the kernel's.
+/// Last failure of the embedded WireGuard to take the place of the kernel's, and the time of the next attempt.
 struct Refusal {
     reason: String,
     again: Instant,
 }
 
-/// What this node has tunnels with, as far as it decides on the implementation.
+/// Number of gateways of one location with which this node has tunnels, as far as it decides on the implementation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gateways {
     /// At most one gateway of each location.
@@ -63,14 +63,14 @@ pub(super) struct OpenDevice {
     pub(super) mtu: u32,
     /// The path socket works in an address family.
     can_probe: bool,
-    /// How the path socket shares the port, once that is known.
+    /// Way in which the path socket shares the port; `None` before it is known, and where no probes can be sent.
     pub(super) port_access: Option<PortAccess>,
-    /// Why it does not.
+    /// Reasons why probes cannot be sent, for each address family.
     pub(super) problems: Vec<MeshProblem>,
     accepted: Accepted,
 }
 
-/// What peers may send from besides what they are sent for.
+/// Prefixes that each peer may send from, besides its allowed addresses.
 type Accepted = BTreeMap<PublicKey, Vec<IpNet>>;
 
 impl OpenDevice {
@@ -83,7 +83,7 @@ impl OpenDevice {
     }
 }
 
-/// What is in one of the two or in both.
+/// Union of both.
 fn either(one: &Accepted, other: &Accepted) -> Accepted {
     let mut prefixes: BTreeMap<PublicKey, BTreeSet<IpNet>> = BTreeMap::new();
     for (key, more) in one.iter().chain(other) {
@@ -93,7 +93,7 @@ fn either(one: &Accepted, other: &Accepted) -> Accepted {
 }
 
 impl DeviceSlot {
-    /// Without a device. `handover` is where a device of another process may be waiting, and where this one will.
+    /// Creates a place without a device. `handover` is the socket at which a device of another process may be waiting, and this one will.
     pub fn new(preference: Preference, handover: PathBuf) -> Self {
         Self { preference, handover, device: None, refusal: None }
     }
@@ -110,8 +110,8 @@ impl DeviceSlot {
 
     /// Changes the device, and lets peers send from the prefixes of `accepted` besides those that the change gives them.
     ///
-    /// Where a prefix moves from one gateway to another, the change takes it from the former, which may still send from it. So what is
-    /// accepted before and after the change is accepted during it.
+    /// A prefix that moves from one gateway to another is taken from the former, which may still send from it. So the prefixes that are
+    /// accepted before and after the change are accepted during it.
     pub(super) fn change(
         &mut self,
         change: &DeviceChange,
@@ -256,14 +256,14 @@ impl DeviceSlot {
         self.refusal = Some(Refusal { reason: error.to_string(), again: now + rest });
     }
 
-    /// Why the device has to be embedded; `None` where it need not be, or an administrator chose it.
+    /// Reason why the device has to be embedded; `None` where it need not be, or an administrator chose it.
     pub(super) fn reason(&self, gateways: Gateways) -> Option<&'static str> {
         let is_embedded = self.device.as_ref()?.device.backend() == Backend::Embedded;
         let is_chosen = is_embedded && self.preference == Preference::Auto && gateways == Gateways::Several;
         is_chosen.then_some(SEVERAL_GATEWAYS)
     }
 
-    /// What keeps the kernel's WireGuard although [`Gateways::Several`] need the embedded one; `None` where nothing does.
+    /// Reason why the kernel's WireGuard stays although [`Gateways::Several`] need the embedded one; `None` where nothing keeps it.
     pub(super) fn refusal(&self) -> Option<&str> {
         self.refusal.as_ref().map(|refusal| refusal.reason.as_str())
     }
@@ -296,7 +296,7 @@ impl DeviceSlot {
     }
 }
 
-/// What makes a new device the same as another one.
+/// Change that makes a new device the same as this one.
 fn copy_of(device: &DeviceState) -> DeviceChange {
     DeviceChange {
         private_key: device.private_key.clone(),

@@ -13,16 +13,16 @@ use tokio::sync::watch;
 use crate::model::inputs::Inputs;
 use crate::model::problem::{MeshFailure, MeshProblem};
 
-/// How often a port is tried that was refused. The program that has it may end at any time.
+/// Interval at which a refused port is tried again. The program that has it may end at any time.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// How long a device that has no port yet waits for the node's own: a predecessor that is ending releases it a moment later.
+/// Time for which a device that has no port yet waits for the node's own: a predecessor that is ending releases it a moment later.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Which port the device has, and which it cannot have.
+/// State of the UDP port: the one in use, and the one that the device cannot have.
 #[derive(Debug, Default)]
 pub(super) struct ListenPort {
     refused: Option<Refused>,
-    /// What [`Self::subscribe`] tells.
+    /// Port in use, for [`Self::subscribe`].
     in_use: watch::Sender<Option<u16>>,
 }
 
@@ -98,7 +98,7 @@ impl ListenPort {
         self.in_use.subscribe()
     }
 
-    /// Why the device listens on `kept` and not on another port, if that is so.
+    /// Problem for status if the device listens on `kept` instead of the port that it should have.
     pub(super) fn problem(&self, kept: u16) -> Option<MeshProblem> {
         let Refused { port, is_of_node, error, .. } = self.refused.as_ref()?;
         let (port, is_of_node, error) = (*port, *is_of_node, error.clone());

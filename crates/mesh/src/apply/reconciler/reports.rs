@@ -1,4 +1,4 @@
-//! What the mesh reports of itself.
+//! Reports of the mesh about its own state.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -175,7 +175,7 @@ fn add_send_errors(peers: &mut [PeerReport], device: &dyn WireGuardDevice) {
     }
 }
 
-/// Who knows of a member; they are sorted by name.
+/// Sources of the member `name`; the members are sorted by name.
 fn sources(members: &[Arc<Member>], name: &str) -> Sources {
     let found = members.binary_search_by(|member| (*member.name).cmp(name));
     found.ok().and_then(|index| members.get(index)).map_or_else(Sources::default, |member| member.sources)

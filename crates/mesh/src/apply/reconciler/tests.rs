@@ -37,7 +37,7 @@ fn public_key(private: &PrivateKey) -> PublicKey {
     PublicKey(x25519_dalek::PublicKey::from(&StaticSecret::from(private.0)).to_bytes())
 }
 
-/// What the thread of the port does, then what it leaves to the mesh.
+/// Runs the thread of the port, then the part that it leaves to the mesh.
 fn wake(mesh: &mut Mesh<FakeKernel>, may_observe: bool, now: Instant) -> Result<Option<Report>, MeshFailure> {
     mesh.path_port().run_due(now);
     mesh.wake_paths(may_observe, now)

@@ -27,15 +27,15 @@ pub struct DesiredGateway {
 /// The gateways of a mesh with locations.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DesiredGateways {
-    /// Those that this node uses or may use.
+    /// Gateways that this node uses or may use.
     pub used: BTreeMap<PublicKey, DesiredGateway>,
-    /// Those that this node has tunnels with although another one stands for the same location, also where it prepares for them.
+    /// Gateways with which this node has tunnels although another one stands for the same location, also where it prepares for them.
     pub several: BTreeSet<String>,
     /// Whether this node has tunnels with nodes of other locations.
     pub is_gateway: bool,
 }
 
-/// What peers may send from although other peers are sent for it.
+/// Prefixes that a peer may send from although packets to them go to another peer, by identity.
 pub(super) fn accepted(plan: &Plan) -> BTreeMap<PublicKey, Vec<IpNet>> {
     let accepting = plan.peers.iter().filter(|(_, peer)| !peer.accepted_ips.is_empty());
     accepting.map(|(key, peer)| (*key, peer.accepted_ips.clone())).collect()

@@ -1,4 +1,4 @@
-//! What the device and its peers have already, which a plan must keep.
+//! State of the device and its peers that a plan must keep.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use fairlead_keys::PublicKey;
 use fairlead_topology::Down;
 use ipnet::IpNet;
 
-/// What a WireGuard device has at each key, and which Peers have come to this node.
+/// Prefixes that a WireGuard device has at each key, Peers that have come to this node, and gateways that are down.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Held {
     /// Prefixes by key.

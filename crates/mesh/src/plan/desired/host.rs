@@ -11,10 +11,10 @@ use ipnet::{IpNet, Ipv4Net};
 use super::pods::pod_prefixes;
 use crate::model::inputs::Inputs;
 
-/// What an uplink carries when the kernel does not say (IEEE 802.3).
+/// MTU of an uplink for which the kernel gives none (IEEE 802.3).
 const ETHERNET_MTU: u32 = 1500;
 
-/// What the mesh needs to know of this host's links and addresses.
+/// Links, addresses and routes of this host, as far as the mesh needs them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
     /// The UDP port on which WireGuard listens.
@@ -37,7 +37,7 @@ impl Host {
         self.uplink_mtu
     }
 
-    /// Where others may reach it.
+    /// Addresses at which others may reach this host.
     pub fn addresses(&self) -> &[IpAddr] {
         &self.addresses
     }

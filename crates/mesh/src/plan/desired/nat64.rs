@@ -13,8 +13,8 @@ use crate::model::problem::MeshProblem;
 /// Most prefixes that are used.
 const MAX_PREFIXES: usize = 4;
 
-/// How this node reaches IPv4 endpoints, and what of the resolver's answer is not used: a prefix in which pods, Services, nodes or this host
-/// have addresses.
+/// NAT64 by which this node reaches IPv4 endpoints, and problems for answers of the resolver that are not used: prefixes in which pods,
+/// Services, nodes or this host have addresses.
 pub(super) fn usable(inputs: &Inputs, own: &[IpAddr], ipv4_routes: &[Ipv4Net]) -> (Nat64, Vec<MeshProblem>) {
     let Nat64Answer { prefixes, refused } = &inputs.network.nat64;
     let ipv4_routes = ipv4_routes.to_vec();

@@ -1,4 +1,4 @@
-//! Where this node is reached: by its own addresses, as others and STUN servers see it, and by what gateways map.
+//! Endpoints of this node: its own addresses, those that other nodes and STUN servers see, and those that gateways map.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -13,10 +13,10 @@ use super::sightings::Sightings;
 use crate::model::inputs::Inputs;
 use crate::model::problem::MeshProblem;
 
-/// Where this node is, before it is filtered what it publishes of that.
+/// Endpoints of this node, its NAT and its view of the network, before a filter decides which endpoints are published.
 pub(super) struct Location {
     pub(super) endpoints: OwnEndpoints,
-    /// What the paths to peers follow from.
+    /// Addresses and networks of this node, from which the order of candidates follows.
     pub(super) view: OwnView,
     pub(super) nat: NatType,
     /// Answers about a NAT64 that are not used.
@@ -69,7 +69,7 @@ impl Location {
 }
 
 impl OwnEndpoints {
-    /// Those that this node publishes.
+    /// Endpoints that this node publishes.
     pub(super) fn published(&self, filter: &AddressFilter) -> Self {
         let published = |endpoints: &Vec<SocketAddr>| filter.apply(endpoints.clone(), SocketAddr::ip);
         Self {
@@ -83,7 +83,7 @@ impl OwnEndpoints {
     }
 }
 
-/// Where each observer sees this node, with the observer's own address.
+/// Addresses at which observers see this node, each with the observer's own address.
 fn seen(inputs: &Inputs, sightings: &Sightings<'_>, stun: &StunAnswers, nat64: &Nat64) -> Vec<Seen> {
     // A port that a gateway leads here on request is no mapping of its own accord.
     let mapped: Vec<SocketAddr> = inputs.network.port_mappings.addresses().collect();
@@ -108,13 +108,13 @@ fn mappings(stun: &StunAnswers) -> impl Iterator<Item = (SocketAddr, SocketAddr)
     })
 }
 
-/// What STUN servers said, without this host's own endpoints, each once, IPv4 first.
+/// Addresses in answers of STUN servers, without this host's own endpoints, each once, IPv4 first.
 fn reflexive(endpoints: &[SocketAddr], stun: &StunAnswers) -> Vec<SocketAddr> {
     let distinct: BTreeSet<SocketAddr> = mappings(stun).map(|(_, address)| address).collect();
     distinct.into_iter().filter(|address| !endpoints.contains(address)).collect()
 }
 
-/// What gateways granted and the cloud translates, without this host's own endpoints and the addresses of pods and Services.
+/// Endpoints that gateways granted and the cloud translates, without this host's own and those inside of prefixes of pods and Services.
 fn mapped(inputs: &Inputs, port: u16, endpoints: &[SocketAddr], inside: &PrefixSet) -> Vec<SocketAddr> {
     let instance = inputs.network.public_ipv4.map(|address| SocketAddr::new(address.into(), port));
     let granted = inputs.network.port_mappings.addresses().chain(instance);

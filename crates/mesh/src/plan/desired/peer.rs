@@ -13,20 +13,20 @@ use fairlead_topology::PeerPlan;
 pub struct DesiredPeer {
     /// The member that publishes its key; the one that joined first, if several do.
     pub name: String,
-    /// Its configuration, without an endpoint.
+    /// WireGuard configuration of the peer, without an endpoint.
     pub config: PeerConfig,
-    /// Where it may be reached, best first, and what to expect of it.
+    /// Candidates of the peer, best first, and the policy of its path.
     pub paths: PeerPaths,
     /// It may be reached by way of a relay.
     pub uses_relay: bool,
     /// The NAT that it publishes, as far as it matters: symmetric, port-restricted, or unknown.
     pub nat: NatType,
-    /// What is published of it.
+    /// Configured endpoints that the peer's members publish.
     pub(super) manual: Vec<Endpoint>,
     pub(super) host: Vec<SocketAddr>,
-    /// Which of its endpoints this node may publish; `None` if the mesh says it.
+    /// Filter of the peer's endpoints that nodes may publish; `None` if that of the mesh counts.
     pub(super) published: Option<AddressFilter>,
-    /// What it follows from, beside the members.
+    /// Plan of the peer, from which this follows beside the members.
     pub(super) planned: Arc<PeerPlan>,
 }
 

@@ -24,9 +24,9 @@ use crate::model::inputs::Inputs;
 pub(super) const MAX_DISCOVERED: usize = 8;
 /// Least time without a packet after which a peer that sends keepalives is taken for lost.
 const MIN_SILENCE: Duration = Duration::from_secs(60);
-/// The same of a peer with the kernel's WireGuard: it puts its keepalive off with each packet it receives
-/// (`wg_timers_any_authenticated_packet_traversal`, `drivers/net/wireguard/timers.c`), so of an idle pair one node may send all
-/// keepalives. The other one sends at the latest in the handshake that replaces a session after 165 s of its age.
+/// Least time without a packet for a peer with the kernel's WireGuard: it puts its keepalive off with each packet it receives
+/// (`wg_timers_any_authenticated_packet_traversal`, `drivers/net/wireguard/timers.c`), so of an idle pair one node may send all keepalives.
+/// The other one sends at the latest in the handshake that replaces a session after 165 s of its age.
 const MIN_SILENCE_OF_KERNEL: Duration = Duration::from_secs(200);
 
 /// The nodes among the peers of a plan. Those of which `reuse` says that nothing changed stay the same allocations.
@@ -47,7 +47,7 @@ pub(super) fn peers(
     plan.peers.iter().filter_map(of_node).collect()
 }
 
-/// What peers follow from, beside the plan.
+/// Inputs from which peers follow, beside the plan.
 struct View<'a> {
     inputs: &'a Inputs,
     sightings: &'a Sightings<'a>,
@@ -88,7 +88,7 @@ impl View<'_> {
         })
     }
 
-    /// Where a member may be reached, best first.
+    /// Endpoints at which a member may be reached, best first.
     fn candidates(&self, member: &Member, key: &PublicKey) -> Vec<Candidate> {
         let own = &self.location.view;
         let observed = self.sightings.endpoints(&member.name, key);
@@ -132,7 +132,7 @@ fn is_kubespan(members: &[&Member]) -> bool {
     !members.is_empty() && members.iter().all(|member| member.discovery.needs_preshared_key)
 }
 
-/// What members with one key publish of their NAT. A member that copied the key must not make others try ports.
+/// NAT that members with one key publish. A member that copied the key must not make others try ports.
 fn published_nat(members: &[&Member]) -> NatType {
     if members.iter().any(|member| member.endpoints.is_nat_symmetric) {
         NatType::Symmetric
@@ -164,8 +164,8 @@ fn interleaved(lists: Vec<Vec<Candidate>>) -> Vec<Candidate> {
     by_rank.filter(|candidate| seen.insert(candidate.address)).take(MAX_CANDIDATES).collect()
 }
 
-/// How long a living peer may be silent. It sends keepalives at the interval that this node publishes, or at its own, which
-/// it then publishes; zero is none.
+/// Longest time in which a living peer sends nothing; `None` if it need not send keepalives. It sends them at the interval that this node
+/// publishes, or at its own, which it then publishes; zero is none.
 fn silence(inputs: &Inputs, members: &[&Member]) -> Option<Duration> {
     let own = inputs.own.keepalive.map_or(KEEPALIVE.as_secs(), u64::from);
     let theirs = members.iter().filter_map(|member| member.keepalive.interval).map(u64::from);
@@ -193,7 +193,7 @@ fn peer_view(
     PeerView { manual: endpoints.manual.as_ref().and_then(resolve), host: endpoints.host.clone(), observed }
 }
 
-/// Where discovery services say that a member is. They do not say who says so.
+/// Endpoints of a member from discovery services, which do not say who reported them.
 fn discovered_view(member: &Member) -> PeerView {
     let discovered = member.endpoints.discovered.iter().copied();
     let is_own = |endpoint: &SocketAddr| member.claims.contains(&IpNet::from(endpoint.ip()));

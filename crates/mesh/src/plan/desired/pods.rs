@@ -8,8 +8,8 @@ use crate::model::inputs::Inputs;
 /// Shortest prefix that is taken for a network of pods: the plan leaves out shorter ones.
 const MIN_LENGTH: u8 = 8;
 
-/// Where pods have their addresses: blocks and, although the mesh may not carry them, networks of other plugins. No node is reached there: these
-/// plugins lead packets to the pods of a node to an address of that node, which is in the mesh.
+/// Prefixes of pods: blocks and, although the mesh may not carry them, networks of other plugins. No node is reached there: these plugins
+/// lead packets to the pods of a node to an address of that node, which is in the mesh.
 pub(super) fn pod_prefixes(inputs: &Inputs) -> impl Iterator<Item = &IpNet> {
     inputs.members.iter().flat_map(|member| member.blocks.iter().chain(plausible_networks(member)))
 }

@@ -1,4 +1,4 @@
-//! What the planner is to follow, of inputs and host.
+//! Policy of the planner, from inputs and host.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! What of the wanted mesh cannot be had.
+//! Problems of the wanted mesh: parts of it that this node cannot have.
 
 use fairlead_address::{PrefixSet, is_reachable, without_nat64};
 use fairlead_members::SourceProblem;
@@ -34,8 +34,8 @@ pub(super) fn problems(
         .collect()
 }
 
-/// What administrators chose as endpoints of other members, and no node can have. Where a node saw itself or others is left out
-/// silently: no administrator can change it.
+/// Endpoints that administrators chose for other members, and that no node can have. An endpoint at which a node saw itself or others is
+/// left out silently: no administrator can change it.
 fn unusable_endpoints(inputs: &Inputs, inside: &PrefixSet) -> impl Iterator<Item = SourceProblem> {
     let others = inputs.members.iter().filter(|member| member.name != inputs.node);
     others.filter_map(move |member| {

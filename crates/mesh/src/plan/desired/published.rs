@@ -1,4 +1,4 @@
-//! What this node publishes of where peers are.
+//! Endpoints of peers that this node publishes.
 
 use std::net::SocketAddr;
 
@@ -7,11 +7,11 @@ use fairlead_address::AddressFilter;
 use super::peer::DesiredPeer;
 use crate::model::inputs::Inputs;
 
-/// Which endpoints of peers this node publishes.
+/// Choice of the endpoints of peers that this node publishes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Harvest {
     is_on: bool,
-    /// Those of peers whose Nodes do not say that.
+    /// Filter of the mesh, for peers whose Nodes have none of their own.
     filter: AddressFilter,
 }
 

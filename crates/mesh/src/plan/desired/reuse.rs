@@ -13,7 +13,7 @@ use super::own_endpoints::Location;
 use super::peer::DesiredPeer;
 use crate::model::inputs::Inputs;
 
-/// What was desired last, and what it followed from.
+/// Last desired state, with the inputs that it followed from.
 pub(super) struct Known<'a> {
     pub(super) inputs: &'a Inputs,
     pub(super) peers: &'a BTreeMap<PublicKey, Arc<DesiredPeer>>,
@@ -21,7 +21,7 @@ pub(super) struct Known<'a> {
     pub(super) nat: NatType,
 }
 
-/// What was desired before, and for which members that may be something else now.
+/// Peers of the last desired state, and names of members whose peers may be others now.
 pub(super) struct Reuse<'a> {
     peers: &'a BTreeMap<PublicKey, Arc<DesiredPeer>>,
     changed: BTreeSet<&'a str>,
@@ -75,7 +75,7 @@ impl<'a> Reuse<'a> {
     }
 }
 
-/// Notes who may be reached at an address that has become one of pods or Services, or is none any more.
+/// Notes members that may be reached at an address that has become one of pods or Services, or is none any more.
 fn note_turned<'a>(
     member: &'a Member,
     inputs: &Inputs,

@@ -1,4 +1,4 @@
-//! Where members see each other.
+//! Sightings: endpoints at which members see each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use fairlead_topology::Member;
 
 use crate::model::inputs::Inputs;
 
-/// Where members see each other, by who is seen.
+/// Endpoints at which members see each other, by the name of the member that is seen.
 pub(super) struct Sightings<'a>(BTreeMap<&'a str, Vec<(&'a Member, PublicKey, SocketAddr)>>);
 
 impl<'a> Sightings<'a> {
@@ -26,13 +26,13 @@ impl<'a> Sightings<'a> {
         Self(by_name)
     }
 
-    /// Where each other member sees `name` with this identity.
+    /// Endpoints at which other members see `name` with this identity.
     pub(super) fn of(&self, name: &str, key: &PublicKey) -> impl Iterator<Item = (&'a Member, SocketAddr)> {
         let seen = self.0.get(name).into_iter().flatten();
         seen.filter(move |(_, seen, _)| seen == key).map(|(observer, _, endpoint)| (*observer, *endpoint))
     }
 
-    /// Where other members see this node. Those that have not followed it to its key yet see it, too.
+    /// Endpoints at which other members see this node. Members that have not followed it to its key yet see it, too.
     pub(super) fn of_own(&self, inputs: &Inputs) -> impl Iterator<Item = (&'a Member, SocketAddr)> {
         let keys = [Some(inputs.keys.public), inputs.keys.previous];
         let seen = self.0.get(inputs.node.as_str()).into_iter().flatten();

@@ -40,7 +40,7 @@ pub(crate) fn member(number: u32) -> Member {
     }
 }
 
-/// What node 1 knows in a cluster of these members.
+/// Inputs of node 1 in a cluster of these members.
 pub(crate) fn inputs(members: impl IntoIterator<Item = Member>) -> Inputs {
     let record = |member| MemberRecord { member, ..MemberRecord::of_node(Source::Kubernetes, "") };
     let own: IpAddr = [10, 0, 0, 1].into();
@@ -256,7 +256,7 @@ fn a_node_without_a_key_is_no_peer_and_its_address_no_bypass() {
     );
 }
 
-/// Of every source, and as a NAT64 has them.
+/// Addresses of every source, also as a NAT64 translates them.
 #[test]
 fn addresses_of_services_are_no_endpoints_of_peers_and_of_this_node() {
     let endpoint = |text: &str| -> SocketAddr { text.parse().unwrap() };

@@ -1,4 +1,4 @@
-//! What leads packets into the device, and past it.
+//! Traffic: packets that go into the device, and packets that go past it.
 
 use std::collections::BTreeSet;
 
@@ -63,7 +63,7 @@ impl DesiredTraffic {
     }
 }
 
-/// Only what is really an endpoint of the API server or a node goes past the mesh, and what pods of the relay answer.
+/// Packets that go past the mesh: those to real endpoints of the API server and of nodes, and answers of the relay's pods.
 fn bypass(inputs: &Inputs, plan: &Plan, pods: &PrefixSet) -> Bypass {
     let servers = inputs.api_server.iter().filter(|server| !pods.contains(server.ip()));
     let relays = inputs.settings.relay_pods.iter().filter(|pod| pods.contains(pod.ip()));

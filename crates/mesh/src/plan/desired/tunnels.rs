@@ -10,12 +10,12 @@ use ipnet::IpNet;
 
 use crate::model::inputs::Inputs;
 
-/// What may take tunnels.
+/// IP tunnels inside of the location, and the prefixes that may take them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DesiredTunnels {
-    /// Where they begin: at most one address of each family.
+    /// Addresses at which tunnels begin: at most one of each family.
     pub local: Vec<IpAddr>,
-    /// Who may send to this node.
+    /// Addresses that may send to this node through a tunnel.
     pub senders: BTreeSet<IpAddr>,
     /// Prefixes and the ends of the tunnels to them, sorted.
     pub routes: Vec<(IpNet, IpAddr)>,
@@ -25,7 +25,7 @@ pub struct DesiredTunnels {
     pub internal: BTreeSet<IpAddr>,
 }
 
-/// What the mesh resource asks for.
+/// Encapsulation that the mesh resource asks for.
 pub(super) fn encapsulation(inputs: &Inputs) -> topology::Encapsulation {
     match inputs.settings.locations.encapsulation {
         Encapsulation::Always => topology::Encapsulation::Always,

@@ -155,7 +155,7 @@ impl CompatibleMetrics {
         self.kilo_errors.get_or_create(&ForEvent { event: "apply" }).inc();
     }
 
-    /// There is no mesh any more.
+    /// Clears the metrics: there is no mesh any more.
     pub(super) fn clear(&self) {
         let ours = [&self.peers, &self.relayed, &self.direct];
         for gauge in ours.into_iter().chain([&self.kilo_leader, &self.kilo_nodes, &self.kilo_peers]) {
@@ -174,7 +174,7 @@ impl CompatibleMetrics {
     }
 }
 
-/// As WireKube numbers them.
+/// Number of a kind of NAT in the metrics of WireKube.
 const fn nat_number(nat: NatType) -> i64 {
     match nat {
         NatType::Unknown => 0,

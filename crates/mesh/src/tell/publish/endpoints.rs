@@ -1,4 +1,4 @@
-//! Where this node is reached, and where it sees others.
+//! Endpoints of this node, and those at which it sees others.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -67,7 +67,7 @@ pub(super) fn endpoint(facts: &Facts<'_>) -> (Option<String>, EndpointDiscoveryM
     }
 }
 
-/// Where peers see this node and others may reach it: a symmetric NAT has another port for each of them.
+/// Endpoints at which peers see this node and others may reach it; none behind a symmetric NAT, which has another port for each of them.
 fn seen_by_peers(report: &Report) -> impl Iterator<Item = &SocketAddr> {
     report.endpoints.peer_reflexive.iter().filter(|_| report.translation.nat != NatType::Symmetric)
 }
@@ -124,7 +124,7 @@ pub(super) fn observations(facts: &Facts<'_>, up: &[&PeerReport]) -> BTreeMap<St
         .collect()
 }
 
-/// At which entry node a Peer is: one write when it comes to another.
+/// Terms of Peers at this entry node, by name: one write when a Peer comes to another node.
 pub(super) fn entry_terms(report: &Report) -> BTreeMap<String, EntryTerm> {
     let term = |(peer, key, term): (&str, PublicKey, u64)| {
         (peer.to_owned(), EntryTerm { public_key: key.to_string(), term })

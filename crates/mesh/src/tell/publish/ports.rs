@@ -1,11 +1,11 @@
-//! How a symmetric NAT chooses ports, as WireKube publishes it.
+//! Prediction of the ports that a symmetric NAT chooses, as WireKube publishes it.
 
 use fairlead_api::resources::{PortPrediction, WireKubePeerStatus};
 use fairlead_path::NatType;
 
 use crate::apply::report::Report;
 
-/// What was measured. What an earlier program has published stays where this one has measured nothing yet.
+/// Prediction from measured ports. That of an earlier program stays where this one has measured nothing yet.
 pub(super) fn prediction(report: &Report, present: Option<&WireKubePeerStatus>) -> Option<PortPrediction> {
     if report.translation.nat != NatType::Symmetric {
         return None;

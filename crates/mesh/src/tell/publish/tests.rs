@@ -253,7 +253,7 @@ fn the_endpoint_shown_is_manual_or_observed_or_our_own() {
     assert_eq!(manual.status.endpoint_discovery_method, Some(EndpointDiscoveryMethod::Manual));
 }
 
-/// What an authenticated peer sees is shown where no STUN server says more.
+/// Endpoints that authenticated peers see are shown where no STUN server says more.
 #[test]
 fn what_peers_see_is_shown_with_no_symmetric_port_and_no_private_address_for_a_public_one() {
     let shown = |nat, host: &[&str], observed: &[&str]| {

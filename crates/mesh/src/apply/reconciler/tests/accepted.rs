@@ -1,4 +1,4 @@
-//! What peers may send from while a prefix moves from one gateway to another.
+//! Prefixes that peers may send from while a prefix moves from one gateway to another.
 
 use super::*;
 

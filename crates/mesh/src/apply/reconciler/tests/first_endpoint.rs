@@ -1,4 +1,4 @@
-//! Where WireGuard begins with a new peer of a mesh that has a relay.
+//! First endpoint of a new peer in a mesh that has a relay.
 
 use fairlead_members::settings::{RelayServer, RelaySettings};
 use fairlead_relay::client::{LoopbackPort, is_relayed};

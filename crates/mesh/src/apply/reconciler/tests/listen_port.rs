@@ -1,4 +1,4 @@
-//! On which port a node listens, and what it publishes.
+//! Port on which a node listens, and the port that it publishes.
 
 use fairlead_keys::DeviceChange;
 

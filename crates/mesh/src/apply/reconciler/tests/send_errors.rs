@@ -1,4 +1,4 @@
-//! Why this host cannot send to a peer.
+//! Reasons why this host cannot send to a peer.
 
 use super::*;
 

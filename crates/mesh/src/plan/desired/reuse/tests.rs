@@ -8,7 +8,7 @@ use super::*;
 use crate::plan::desired::tests::{host, inputs, key, member};
 use crate::plan::desired::{Desired, Held, OwnAddresses};
 
-/// What happens to a mesh of which this is node 1.
+/// Change of a mesh of which this is node 1.
 #[derive(Debug, Clone)]
 enum Step {
     /// A node gets a block, in which nodes may be reached.

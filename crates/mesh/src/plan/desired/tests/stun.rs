@@ -1,4 +1,4 @@
-//! What STUN servers answer, also through a NAT64.
+//! Answers of STUN servers, also through a NAT64.
 
 use fairlead_path::BirthdaySide;
 
