@@ -44,7 +44,7 @@ impl AllowedIps {
         self.by_owner.get(owner).cloned().unwrap_or_default()
     }
 
-    /// Who owns `address`.
+    /// Owner of `address`: the peer with the longest prefix that contains it.
     pub(crate) fn owner(&self, address: IpAddr) -> Option<&PublicKey> {
         match address {
             IpAddr::V4(v4) => self.v4.get_lpm(&v4.into()).map(|(_, owner)| owner),
@@ -67,7 +67,7 @@ impl AllowedIps {
     }
 }
 
-/// What peers may send from, beside what they own.
+/// Prefixes that peers may send from, beside those that they own.
 #[derive(Default)]
 pub(crate) struct AcceptedIps(HashMap<PublicKey, (PrefixSet<Ipv4Net>, PrefixSet<Ipv6Net>)>);
 

@@ -17,7 +17,7 @@ use crate::tun::Tun;
 use crate::uapi::Server;
 use crate::{Error, Settings};
 
-/// How often [`PendingHandover::wait`] checks whether the hand-over is complete.
+/// Time between checks of [`PendingHandover::wait`] whether the hand-over is complete.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A running WireGuard device.
@@ -102,7 +102,7 @@ impl Device {
         self.handle.accept(prefixes.clone())
     }
 
-    /// Why the last datagram to this peer could not be sent; `None` if it could, or there is no such peer.
+    /// Reason why the last datagram to this peer could not be sent; `None` if it could, or there is no such peer.
     pub fn send_error(&self, peer: &PublicKey) -> Option<String> {
         self.handle.send_error(*peer).unwrap_or_else(|stopped| Some(stopped.to_string()))
     }

@@ -17,7 +17,7 @@ const ECHO_REQUEST: u8 = 8;
 const ECHO_REPLY: u8 = 0;
 const ECHO_REQUEST_V6: u8 = 128;
 const ECHO_REPLY_V6: u8 = 129;
-/// Of the message: type, code and checksum, which identifier and sequence number follow.
+/// Bytes of a message before identifier and sequence number: type, code and checksum.
 const HEADER: usize = 4;
 /// Longest reply that is read.
 const MAX_REPLY: usize = 256;
@@ -26,10 +26,10 @@ const ROUNDS: u64 = 4;
 /// Most datagrams that are read at once, beside the replies to as many requests as were sent.
 const MAX_READ: usize = 32;
 
-/// Of the token: the kernel replaces the identifier of requests that a socket for echo alone sends.
+/// Bytes of the identifier, with which the token begins: the kernel replaces it in requests of a socket for echo alone.
 const IDENTIFIER: usize = 2;
 
-/// Which sockets send requests.
+/// Type of the sockets that send requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// `SOCK_RAW`: CAP_NET_RAW.
@@ -44,9 +44,9 @@ pub struct EchoSockets {
     kind: Kind,
     token: [u8; 8],
     round: u64,
-    /// Why a socket of a family could not be opened, at the last attempt.
+    /// Error of a socket that could not be opened in the last round; `None` if all could.
     refusal: Option<io::Error>,
-    /// How many were asked last.
+    /// Number of addresses in the last round.
     asked: usize,
     v4: Option<Socket>,
     v6: Option<Socket>,
@@ -67,12 +67,12 @@ impl EchoSockets {
         Self { kind, token, round: 0, refusal: None, asked: 0, v4: None, v6: None }
     }
 
-    /// Why the last [`Self::exchange`] could not open a socket, if it could not: those addresses were not asked.
+    /// Error of a socket that the last [`Self::exchange`] could not open: it asked no address of that family. `None` if there was none.
     pub fn refusal(&self) -> Option<&io::Error> {
         self.refusal.as_ref()
     }
 
-    /// Who has replied since the last call. Then asks these addresses. One that cannot be asked does not reply.
+    /// Takes the addresses that have replied since the last call, and then asks these. One that cannot be asked does not reply.
     pub fn exchange(&mut self, addresses: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
         self.exchange_by(addresses, |socket, address, request| {
             let address = SockaddrStorage::from(SocketAddr::new(address, 0));
@@ -80,7 +80,7 @@ impl EchoSockets {
         })
     }
 
-    /// Who has replied since the last call of this or of [`Self::exchange`].
+    /// Addresses that have replied since the last call of this or of [`Self::exchange`].
     pub fn replies(&self) -> BTreeSet<IpAddr> {
         let mut replied = BTreeSet::new();
         for socket in self.v4.iter().chain(&self.v6) {

@@ -12,12 +12,12 @@ impl Ecn {
     const CAPABLE_1: Self = Self(0b01);
     const CONGESTED: Self = Self(0b11);
 
-    /// Of a TOS byte, or a traffic class.
+    /// Reads the field of a TOS byte, or a traffic class.
     pub(crate) fn of(traffic_class: u8) -> Self {
         Self(traffic_class & 0b11)
     }
 
-    /// Of an IPv4 or IPv6 packet.
+    /// Reads the field of an IPv4 or IPv6 packet.
     pub(crate) fn of_packet(packet: &[u8]) -> Self {
         match packet {
             [first, second, ..] if first >> 4 == 6 => Self(second >> 4 & 0b11),
@@ -31,8 +31,8 @@ impl Ecn {
         self.0
     }
 
-    /// What the inner packet has behind the tunnel, with this as the field of the outer one (figure 4 of the RFC); `None` if it has to be
-    /// dropped: it met congestion, and cannot say so.
+    /// Field of the inner packet behind the tunnel, with this as the field of the outer one (figure 4 of the RFC); `None` if the packet has
+    /// to be dropped: it met congestion, and cannot say so.
     fn decapsulated(self, inner: Self) -> Option<Self> {
         match (inner, self) {
             (Self::NOT_CAPABLE, Self::CONGESTED) => None,

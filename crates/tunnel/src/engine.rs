@@ -102,7 +102,7 @@ impl Engine {
         })
     }
 
-    /// Why the last datagram to a peer could not be sent, if so.
+    /// Reason why the last datagram to a peer could not be sent; `None` if it could.
     pub(crate) fn send_error(&self, key: &PublicKey) -> Option<&str> {
         self.peers.get(key)?.send_error()
     }
@@ -283,8 +283,8 @@ impl Engine {
         self.keep_permitted(peer, received, packets, first);
     }
 
-    /// Of the packets from `first` on, keeps those whose sources are allowed addresses of their sender, without the padding behind them,
-    /// and with the congestion that the datagrams met.
+    /// Filters the packets from `first` on: keeps those whose sources are allowed addresses of their sender, without the padding behind
+    /// them, and with the congestion that the datagrams met.
     fn keep_permitted(
         &self,
         sender: PublicKey,
@@ -386,7 +386,7 @@ impl Engine {
         self.both_ways.set(also);
     }
 
-    /// What went both ways since the last call.
+    /// Takes the counters of packets that went both ways since the last call.
     pub(crate) fn take_copies(&mut self) -> Copies {
         self.both_ways.take_copies()
     }
@@ -451,7 +451,7 @@ fn data_run(datagrams: &[u8], length: usize) -> usize {
     same.map(<[u8]>::len).sum()
 }
 
-/// How long the first handshake with a new peer waits for those before it.
+/// Delay of the first handshake with a peer that has `position` others before it.
 fn start_delay(position: usize) -> Duration {
     let before = u32::try_from(position.saturating_sub(AT_ONCE)).unwrap_or(u32::MAX);
     START_INTERVAL.saturating_mul(before)

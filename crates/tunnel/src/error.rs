@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use fairlead_keys::PublicKey;
 use nix::libc;
 
-/// Why a device could not be started, changed or asked.
+/// Error of starting, changing or asking a device.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The interface name is not one Linux accepts.
@@ -85,7 +85,7 @@ pub enum Error {
     Stopped(String),
 }
 
-/// What `open` of Documentation/networking/tuntap.rst needs.
+/// Advice on an error of `open`, from Documentation/networking/tuntap.rst.
 fn advice_on_opening(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => "; load the `tun` module",
@@ -96,7 +96,7 @@ fn advice_on_opening(error: &io::Error) -> &'static str {
     }
 }
 
-/// What `tun_set_iff` of drivers/net/tun.c refuses, and why.
+/// Advice on an error of `tun_set_iff` (drivers/net/tun.c).
 fn advice_on_attaching(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM) => "; run with CAP_NET_ADMIN",

@@ -26,7 +26,7 @@ const MAX_READY: usize = 64;
 /// A socket with datagrams that wait.
 pub(crate) struct ReadySocket {
     pub(crate) socket: Arc<Socket>,
-    /// Its number in the attempt; `None` once that has ended.
+    /// Number of the socket in the attempt; `None` once that has ended.
     pub(crate) number: Option<u16>,
     /// The only endpoint from which it receives, if it is kept.
     pub(crate) remote: Option<SocketAddr>,
@@ -45,7 +45,7 @@ pub(crate) struct ExtraSockets {
 struct Open {
     next: u64,
     all: BTreeMap<u64, Entry>,
-    /// Those of the attempt, by number.
+    /// Keys in `all` of the sockets of the attempt, by number.
     attempt: Vec<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! What hosts and routers say of datagrams that this host has sent from a UDP port: that they were not delivered.
+//! ICMP messages of hosts and routers about datagrams that this host has sent from a UDP port and that were not delivered.
 //!
 //! Raw sockets beside the port, and not the error queue of its own sockets (`IP_RECVERR`): with it, each message makes the next
 //! sending or receiving on the socket fail, and the kernel's WireGuard has no socket that another program could read. Anyone can forge
@@ -22,13 +22,13 @@ const UNREACHABLE_V6: u32 = 1;
 const FRAGMENTATION_NEEDED: u8 = 4;
 /// The header of these messages, which the packet that was not delivered follows.
 const HEADER: usize = 8;
-/// Of IPv4 without options, which no packet of a UDP socket has that was not told to; and of IPv6.
+/// Bytes of the IPv4 header without options, which a UDP socket sends only if it was told to, and of the IPv6 header.
 const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;
 const PROTOCOL_UDP: u8 = 17;
 /// Messages that are read in a row where none says anything: anyone may send such.
 const MAX_MESSAGES: usize = 64;
-/// More than is needed of a message.
+/// Bytes that are read of a message: more than is needed.
 const LONGEST: usize = 256;
 
 /// Reads the messages of one UDP port. Its descriptor is readable while any waits.
@@ -117,8 +117,8 @@ fn filter(domain: Domain, port: u16) -> Vec<SockFilter> {
     ]
 }
 
-/// Where the datagram in a message went that came from `port`. What a raw socket gives is a packet with its IPv4 header, or what follows
-/// the headers of IPv6.
+/// Destination of the datagram from `port` that a message is about. A raw socket gives a packet with its IPv4 header, or what follows the
+/// headers of IPv6.
 fn parse(is_ipv4: bool, port: u16, packet: &[u8]) -> Option<SocketAddr> {
     let message =
         if is_ipv4 { packet.get(usize::from(packet.first()? & 0xf).checked_mul(4)?..)? } else { packet };

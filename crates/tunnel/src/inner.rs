@@ -50,7 +50,7 @@ fn parse_v6(packet: &[u8]) -> Option<Inner> {
     })
 }
 
-/// How long a packet becomes before it is encrypted: a multiple of 16, but never beyond the MTU.
+/// Length of a packet when it is encrypted: a multiple of 16, but never beyond the MTU.
 pub(crate) fn padded_length(length: usize, mtu: u16) -> usize {
     length.checked_next_multiple_of(PADDING).unwrap_or(length).min(mtu.into()).max(length)
 }

@@ -1,19 +1,18 @@
 //! WireGuard inside this process, for nodes whose kernel has none.
 //!
-//! What it is: a TUN interface, two UDP sockets and the WireGuard protocol between them, configured with the same
-//! types ([`fairlead_keys`]) as the kernel's device, and shown by the same tool: `wg show NAME` reads it
-//! through a UNIX socket. The protocol itself (handshakes, sessions, replay windows, cookies) is [`fairlead_wireguard`].
+//! A device is a TUN interface, two UDP sockets and the WireGuard protocol between them. It is configured with the same types
+//! ([`fairlead_keys`]) as the kernel's device, and shown by the same tool: `wg show NAME` reads it through a UNIX socket. The protocol
+//! itself (handshakes, sessions, replay windows, cookies) is [`fairlead_wireguard`].
 //!
-//! What it is not: it gives the interface no addresses and no routes, does not set it up or down, and chooses
-//! no endpoints beyond WireGuard's own [`roaming`]. That is the work of its caller.
+//! A device gives the interface no addresses and no routes, does not set it up or down, and chooses no endpoints beyond WireGuard's own
+//! [`roaming`]. That is the work of its caller.
 //!
-//! Where data comes from and goes: configuration arrives by [`Device::change`]; IP packets are read from the TUN,
-//! encrypted and sent by UDP; datagrams are decrypted, checked against the sender's allowed addresses and written
-//! to the TUN. Datagrams that are no WireGuard messages go to the [`PathSocket`] instead. `engine` decides all
-//! of this without doing I/O; `pump` is the one loop that moves bytes, on one thread in the network namespace of the
-//! thread that called [`Device::start`]. What the kernel has joined stays together from the read to the write: `offload` cuts the
-//! packets of a read into segments and joins those of a write, `outbox` has the datagrams that one system call sends, and `received` those that one
-//! has received. On machines with several processors `workers` encrypts and decrypts beside the loop.
+//! Configuration arrives by [`Device::change`]. IP packets are read from the TUN, encrypted and sent by UDP; datagrams are decrypted,
+//! checked against the sender's allowed addresses and written to the TUN. Datagrams that are no WireGuard messages go to the [`PathSocket`]
+//! instead. `engine` decides all of this without doing I/O; `pump` is the one loop that moves bytes, on one thread in the network namespace
+//! of the thread that called [`Device::start`]. What the kernel has joined stays together from the read to the write: `offload` cuts the
+//! packets of a read into segments and joins those of a write, `outbox` has the datagrams that one system call sends, and `received` those
+//! that one has received. On machines with several processors `workers` encrypts and decrypts beside the loop.
 //!
 //! The interface outlives the process: a device that starts with the same name adopts it with its addresses and routes.
 //! Only [`Device::delete`] removes it. With [`Device::hand_over`] another process takes the device over without losing a

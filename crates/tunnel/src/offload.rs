@@ -1,8 +1,8 @@
 //! Segmentation and receive offload of the TUN interface (`IFF_VNET_HDR`, Documentation/networking/tuntap.rst), without I/O.
 //!
-//! What the kernel gives in one read may be a packet of up to 64 KiB that still is to be cut into segments, and whose checksum is
-//! still to be completed: [`split()`] does both. In the other direction [`Merger`] joins consecutive packets of a flow, so that the
-//! kernel's network stack is passed once for all of them. Each read and each write begins with a [`VnetHeader`], which says how.
+//! A packet that the kernel gives in one read may be up to 64 KiB long: it still is to be cut into segments, and its checksum to be
+//! completed. [`split()`] does both. In the other direction [`Merger`] joins consecutive packets of a flow, so that the kernel's network
+//! stack is passed once for all of them. Each read and each write begins with a [`VnetHeader`], which says how.
 //!
 //! Both follow the kernel's own code for the same work: `net/ipv4/{af_inet,tcp_offload,udp_offload}.c`, `net/ipv6/ip6_offload.c`
 //! and `include/linux/virtio_net.h`. Splitting a packet that was joined gives the packets that it was joined from.

@@ -19,13 +19,13 @@ const MAX_WAITING: usize = 4 << 20;
 /// Buffers that are kept for the next batches.
 const MAX_POOL: usize = 32;
 
-/// Where datagrams go, and how.
+/// Destination of datagrams, and the ECN field that they get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Destination {
     /// The peer whose counters include them; `None` for cookies, and when only copies are left to be sent.
     pub(crate) peer: Option<PublicKey>,
     pub(crate) path: Path,
-    /// Where copies of them go as well.
+    /// Path of copies that are sent as well.
     pub(crate) also: Option<Path>,
     pub(crate) ecn: Ecn,
 }
@@ -35,7 +35,7 @@ pub(crate) struct Batch {
     pub(crate) to: Destination,
     bytes: Vec<u8>,
     datagram_length: usize,
-    /// Of the last one.
+    /// Length of the last datagram, in bytes.
     last_length: usize,
     datagrams: usize,
     /// The bytes that count as waiting.
@@ -89,7 +89,7 @@ impl Batch {
 #[derive(Default)]
 pub(crate) struct Outbox {
     batches: VecDeque<Batch>,
-    /// Of all batches.
+    /// Bytes of all batches.
     bytes: usize,
     pool: Vec<Vec<u8>>,
     /// A batch is encrypted as soon as it is complete, while the processor has it in its cache: no other thread will.

@@ -25,15 +25,15 @@ const MAX_QUEUED_BYTES: usize = 256 << 10;
 pub struct PathDatagram {
     /// The address it was sent to; `None` if the kernel did not tell.
     pub local: Option<IpAddr>,
-    /// Its sender.
+    /// Address of the sender.
     pub remote: SocketAddr,
     /// The socket of the birthday attempt that received it, by number; `None` for the WireGuard port.
     pub socket: Option<u16>,
-    /// Its payload.
+    /// UDP payload.
     pub payload: Vec<u8>,
 }
 
-/// How many datagrams a device received that are no WireGuard messages, and what became of them.
+/// Counters of the datagrams of a device that are no WireGuard messages, and of its packets that go both ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PathSocketStats {
     /// Queued for the reader.
@@ -44,7 +44,7 @@ pub struct PathSocketStats {
     pub dropped_queue_full: u64,
     /// Packets of WireGuard that were sent both ways ([`PathSocket::send_both_ways`]).
     pub sent_both_ways: u64,
-    /// Those that were sent one way only, because there were too many.
+    /// Packets that were sent one way only, because too many were to go both ways.
     pub held_back: u64,
 }
 
@@ -179,7 +179,7 @@ impl Drop for PathSocket {
     }
 }
 
-/// What the packet loop and the reader share. The lock is never held during I/O that waits.
+/// State that the packet loop and the reader share. The lock is never held during I/O that waits.
 #[derive(Default)]
 pub(crate) struct PathPort {
     state: Mutex<State>,
@@ -193,7 +193,7 @@ pub(crate) struct PathPort {
 struct State {
     sockets: Option<Arc<Sockets>>,
     reader: Option<Reader>,
-    /// Where packets for a peer go as well; as many peers as the device has at most.
+    /// Addresses to which packets for a peer go as well; as many peers as the device has at most.
     both_ways: BTreeMap<PublicKey, SocketAddr>,
     stats: PathSocketStats,
 }
@@ -201,7 +201,7 @@ struct State {
 struct Reader {
     queue: VecDeque<PathDatagram>,
     bytes: usize,
-    /// As many as the device has peers at most.
+    /// Peers with unanswered packets, which the reader was not told of yet; as many as the device has at most.
     unanswered: BTreeSet<PublicKey>,
     wake: UnixStream,
 }
@@ -287,7 +287,7 @@ impl PathPort {
         self.lock().sockets = Some(Arc::clone(sockets));
     }
 
-    /// What is sent has another mark now. What was opened before has it too, or is opened again with the next attempt.
+    /// Sets the mark of packets from the extra sockets. Open ones get it at once, or are opened again with the next attempt.
     pub(crate) fn set_mark(&self, mark: u32) {
         self.with_extra(|extra| drop(extra.set_mark(mark)));
     }
@@ -327,7 +327,7 @@ impl PathPort {
         }
     }
 
-    /// Where packets for a peer go as well, by peer, if that has changed.
+    /// Addresses to which packets for a peer go as well, by peer; `None` if they have not changed since the last call.
     pub(crate) fn take_both_ways(&self) -> Option<BTreeMap<PublicKey, SocketAddr>> {
         let is_changed = self.both_ways_changed.swap(false, Ordering::Acquire);
         is_changed.then(|| self.lock().both_ways.clone())

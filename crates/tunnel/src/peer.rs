@@ -69,12 +69,12 @@ impl Peer {
         }
     }
 
-    /// Where packets go now.
+    /// Path of packets to the peer now; `None` while no endpoint is known.
     pub(crate) fn path(&self) -> Option<Path> {
         self.endpoint.path
     }
 
-    /// Why the last datagram could not be sent, if so.
+    /// Reason why the last datagram could not be sent; `None` if it could.
     pub(crate) fn send_error(&self) -> Option<&str> {
         self.endpoint.error.as_deref()
     }

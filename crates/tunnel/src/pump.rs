@@ -78,16 +78,16 @@ struct Pump {
     received: ReceivedBatches,
     workers: Workers,
     merger: Merger,
-    /// Where the packets are that were decrypted last.
+    /// Ranges of the packets that were decrypted last.
     packets: Vec<Range<usize>>,
 }
 
-/// What the last `poll` found.
+/// Descriptors that the last `poll` found ready.
 struct Ready {
     tunnel: bool,
     /// The sockets of the port, IPv4 first.
     sockets: [bool; 2],
-    /// Those beside the port.
+    /// Sockets beside the port.
     extra: bool,
     handover: bool,
 }

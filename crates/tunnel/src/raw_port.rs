@@ -25,11 +25,11 @@ const PROTOCOL_UDP: u16 = 17;
 /// Four bytes of a payload, in network byte order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Word {
-    /// Where they are.
+    /// Offset in the payload, in bytes.
     pub offset: u8,
-    /// The bits that count.
+    /// Mask of the bits that count.
     pub mask: u32,
-    /// What these bits are.
+    /// Value of these bits.
     pub value: u32,
 }
 
@@ -42,10 +42,10 @@ pub struct RawPort {
     readable: Epoll,
 }
 
-/// Those of one address family.
+/// Sockets of one address family.
 struct Sockets {
     raw: Socket,
-    /// An ordinary one, to ask which source address the kernel chooses.
+    /// Ordinary UDP socket, to ask which source address the kernel chooses.
     asked: Mutex<Socket>,
 }
 
@@ -197,7 +197,7 @@ pub(crate) fn instruction(code: u32, if_true: u8, if_false: u8, k: u32) -> SockF
     SockFilter::new(u16::try_from(code).unwrap_or_default(), if_true, if_false, k)
 }
 
-/// What a raw socket gives: a packet with its IPv4 header, or what follows the headers of IPv6.
+/// Reads what a raw socket gives: a packet with its IPv4 header, or what follows the headers of IPv6.
 fn parse(path: &Path, packet: &[u8]) -> Option<PathDatagram> {
     let udp = match path.remote {
         SocketAddr::V4(_) => packet.get(usize::from(packet.first()? & 0xf).checked_mul(4)?..)?,

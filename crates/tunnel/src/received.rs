@@ -14,7 +14,7 @@ use crate::workers::{Work, Workers};
 /// batch is one datagram, and so few are decrypted without other threads.
 const MAX_WAITING: usize = 8;
 
-/// What decrypts the data messages of a session.
+/// Key that decrypts the data messages of a session, and the peer at its other end.
 pub(crate) struct SessionKey {
     pub(crate) peer: PublicKey,
     pub(crate) key: Arc<ReceiveKey>,
@@ -22,7 +22,7 @@ pub(crate) struct SessionKey {
 
 /// A data message that was decrypted.
 pub(crate) struct Message {
-    /// Where it is in what was received.
+    /// Position in the received bytes.
     pub(crate) range: Range<usize>,
     pub(crate) decrypted: Decrypted,
 }
@@ -79,7 +79,7 @@ impl ReceivedBatch {
         self.session.decrypt(bytes, 0..self.received, self.datagram_length, messages);
     }
 
-    /// What was received, and the messages in it that were decrypted.
+    /// The received bytes, and the messages in them that were decrypted.
     pub(crate) fn decrypted(&mut self) -> (Received<'_>, &[Message]) {
         let bytes = self.buffer.bytes.get_mut(..self.received).unwrap_or_default();
         let received = Received { path: self.path, ecn: self.ecn, bytes, length: self.datagram_length };

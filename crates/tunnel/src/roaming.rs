@@ -7,13 +7,13 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// How long a session stays where it is when it was established, or its endpoint configured, whatever arrives from elsewhere.
-/// The peer with the lower key waits until no packet of another path is under way, and the other one follows it.
+/// Time that a session keeps its endpoint after it was established, or the endpoint configured, whatever arrives from elsewhere. The peer
+/// with the lower key waits until no packet of another path is under way, and the other one follows it.
 pub const HOLD: Duration = Duration::from_secs(1);
 /// The same, for both peers, where a relay was configured: until the other one has left the direct path that one of them has lost.
 pub const HOLD_AT_RELAY: Duration = Duration::from_secs(3);
-/// How long packets come by way of a relay, and none from the direct endpoint, before the session moves to the relay: as long as a path
-/// may be in doubt, for what sends both ways meanwhile.
+/// Time in which packets come only by way of a relay, none from the direct endpoint, before the session moves to the relay: as long as a
+/// path may be in doubt, for what sends both ways meanwhile.
 pub const RELAYED_ALONE: Duration = Duration::from_secs(2);
 
 /// When the session of one peer moves.

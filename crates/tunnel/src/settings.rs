@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use crate::Error;
 
-/// Where `wg(8)` looks for userspace devices.
+/// Directory in which `wg(8)` looks for userspace devices.
 const CONTROL_DIRECTORY: &str = "/var/run/wireguard";
 /// `IFNAMSIZ` of `linux/if.h` without its terminating zero.
 const MAX_NAME_LENGTH: usize = 15;
 /// The MTU that every IPv4 host must accept (RFC 791).
 const MIN_MTU: u32 = 576;
 
-/// How to start a [`crate::Device`].
+/// Settings of a [`crate::Device`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// Name of the TUN interface. An existing free TUN of this name is adopted.
@@ -21,8 +21,8 @@ pub struct Settings {
     /// Directory of the control socket `NAME.sock` that `wg show` reads; `None` for no control socket.
     /// A socket that cannot be opened is logged; the device starts without it.
     pub control_directory: Option<PathBuf>,
-    /// Where an old process may be listening to hand the interface over ([`crate::Device::hand_over`]); `None` without a
-    /// hand-over. A directory that only root can enter: a process that listens there gets the traffic.
+    /// Path of the UNIX socket of an old process that may hand the interface over ([`crate::Device::hand_over`]); `None` without a
+    /// hand-over. Its directory must be one that only root can enter: a process that listens there gets the traffic.
     pub handover_socket: Option<PathBuf>,
     /// Threads that encrypt and decrypt beside the packet loop when there is much to do; `None` for two fewer than this process has
     /// processors, and 7 at most. 32 is the most there are.

@@ -34,9 +34,9 @@ const SIOCSIFTXQLEN: libc::c_int = 0x8943;
 /// upgraded, and what does not fit is lost.
 const QUEUE_LENGTH: libc::c_int = 1_000;
 
-/// A header and the parts of a packet.
+/// Buffers of one write: a header and the parts of a packet.
 const MAX_PARTS: usize = 1 + crate::offload::MAX_SEGMENTS;
-/// What the kernel may leave to this process: `TUN_F_CSUM`, `TUN_F_TSO4` and `TUN_F_TSO6`.
+/// Offloads of TCP that the kernel may leave to this process: `TUN_F_CSUM`, `TUN_F_TSO4` and `TUN_F_TSO6`.
 const TCP_OFFLOADS: libc::c_uint = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
 /// `TUN_F_USO4` and `TUN_F_USO6`, since Linux 6.2.
 const UDP_OFFLOADS: libc::c_uint = libc::TUN_F_USO4 | libc::TUN_F_USO6;
@@ -106,7 +106,7 @@ impl Tun {
         Ok(tun)
     }
 
-    /// What the kernel agreed to.
+    /// Offloads that the kernel agreed to.
     pub(crate) fn offloads(&self) -> Offloads {
         self.offloads
     }

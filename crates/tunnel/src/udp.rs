@@ -25,7 +25,7 @@ const MAX_PORT_ATTEMPTS: usize = 16;
 /// The longest IP packet.
 pub(crate) const MAX_DATAGRAM: usize = 65_535;
 
-/// Where a datagram goes, or came from.
+/// Path of a datagram, sent or received: remote address and local one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Path {
     pub(crate) remote: SocketAddr,
@@ -315,10 +315,10 @@ fn send_with_control(
     Ok(())
 }
 
-/// What one system call received: datagrams of one sender, all of one length but the last, which may be shorter.
+/// Datagrams that one system call received: of one sender, all of one length but the last, which may be shorter.
 pub(crate) struct Received<'a> {
     pub(crate) path: Path,
-    /// Of the IP headers; the same in all.
+    /// ECN field of the IP headers; the same in all.
     pub(crate) ecn: Ecn,
     /// All datagrams, one behind the other; several only where [`Sockets::join_received`] was called.
     pub(crate) bytes: &'a mut [u8],

@@ -49,7 +49,7 @@ impl UdpPort {
     /// that change the packet have to repair it, as in a packet from another host.
     ///
     /// # Errors
-    /// Those of [`Self::send`].
+    /// The same as from [`Self::send`].
     pub fn send_with_checksum(&self, remote: SocketAddr, payload: &[u8]) -> io::Result<()> {
         self.sockets.send_with_checksum(&Path::to(remote), payload)
     }

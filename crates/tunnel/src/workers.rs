@@ -22,7 +22,7 @@ const MIN_BATCH: usize = 4 << 10;
 /// Slots that are kept for the next time.
 const MAX_SLOTS: usize = 1 << 10;
 
-/// What a thread does at once.
+/// Unit of work: one thread does all of it.
 pub(crate) enum Work {
     /// Encrypts what is to be sent.
     Encrypt(Batch),
@@ -45,7 +45,7 @@ impl Work {
         }
     }
 
-    /// What was encrypted.
+    /// The batch that was encrypted; `None` for other work.
     pub(crate) fn into_batch(self) -> Option<Batch> {
         match self {
             Self::Encrypt(batch) => Some(batch),
@@ -53,7 +53,7 @@ impl Work {
         }
     }
 
-    /// What was decrypted.
+    /// The batch that was decrypted; `None` for other work.
     pub(crate) fn into_received(self) -> Option<ReceivedBatch> {
         match self {
             Self::Decrypt(batch) => Some(batch),
@@ -64,17 +64,17 @@ impl Work {
 
 /// The threads of a device, which begin when there is work for them, and end with this value.
 pub(crate) struct Workers {
-    /// Of the device.
+    /// Name of the device.
     name: Arc<str>,
-    /// How many there may be.
+    /// Limit on the number of threads; zero for none beside the loop.
     max_threads: usize,
     threads: Vec<JoinHandle<()>>,
     shared: Arc<Shared>,
-    /// What [`Self::run`] was given, and has done.
+    /// Work that [`Self::run`] was given, and has done.
     slots: Vec<Option<Work>>,
 }
 
-/// What the loop and the threads share.
+/// State that the loop and the threads share.
 #[derive(Default)]
 struct Shared {
     round: Mutex<Round>,
@@ -89,9 +89,9 @@ struct Shared {
 struct Round {
     /// Empty while a thread has it.
     slots: Vec<Option<Work>>,
-    /// The first one that is left.
+    /// Index of the first slot that no thread has taken.
     next: usize,
-    /// Those that are neither done nor lost.
+    /// Number of slots that are neither done nor lost.
     unfinished: usize,
     /// The threads shall end.
     ends: bool,
@@ -155,7 +155,7 @@ impl Workers {
         self.slots.drain(..).flatten()
     }
 
-    /// How many threads have enough to do beside the largest batch, which the loop itself does meanwhile.
+    /// Number of threads that have enough to do beside the largest batch, which the loop itself does meanwhile.
     fn helpers(&mut self) -> usize {
         let lengths = || self.slots.iter().flatten().map(Work::bytes);
         let bytes = lengths().fold(0, usize::saturating_add);
@@ -295,7 +295,7 @@ mod tests {
         Workers::new("test".into(), Some(threads))
     }
 
-    /// What is sent of `count` packets, each with its number.
+    /// Batches to send for `count` packets, each with its number.
     fn encrypted(count: u32, workers: &mut Workers) -> Vec<Batch> {
         let (key, mut outbox) = (Arc::new(SendKey::new(&KEY, 1)), Outbox::default());
         let to = Destination { peer: None, path: path(), also: None, ecn: Ecn::NOT_CAPABLE };

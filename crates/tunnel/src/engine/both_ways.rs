@@ -23,7 +23,7 @@ pub(crate) struct BothWays {
     copies: Copies,
 }
 
-/// How many packets went both ways, and how many only one because there were too many.
+/// Counters of packets that went both ways, and of those that went only one because there were too many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Copies {
     pub(crate) sent: u64,
@@ -40,7 +40,7 @@ impl BothWays {
         self.also = also.iter().map(|(peer, remote)| (*peer, Path::to(*remote))).collect();
     }
 
-    /// Where a data message of at most `length` bytes goes as well that is sent over `path`.
+    /// Second path of a data message of at most `length` bytes that is sent over `path`; `None` if there is none, or the limit is reached.
     pub(crate) fn second_path(
         &mut self,
         peer: &PublicKey,
@@ -60,7 +60,7 @@ impl BothWays {
         Some(also)
     }
 
-    /// What was counted since the last call.
+    /// Takes the counters since the last call.
     pub(super) fn take_copies(&mut self) -> Copies {
         std::mem::take(&mut self.copies)
     }

@@ -34,7 +34,7 @@ struct Node {
     private: PrivateKey,
     /// Inner packets it would have written to its TUN.
     delivered: Vec<Vec<u8>>,
-    /// How far its clocks are ahead of this host's.
+    /// Time by which its clocks are ahead of this host's.
     ahead: Duration,
 }
 
@@ -115,7 +115,7 @@ fn after(time: Duration) -> Now {
     Now { instant: now.instant + time, wall: now.wall + time }
 }
 
-/// What a read of the TUN gives for a packet that is complete.
+/// Result of a read of the TUN with a packet that is complete.
 fn plain(packet: &mut [u8]) -> Split<'_> {
     offload::split(&VnetHeader::read(&[0; offload::HEADER_LENGTH]), packet).unwrap()
 }

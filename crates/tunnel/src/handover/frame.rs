@@ -8,8 +8,8 @@ use crate::udp::Path;
 
 /// Changes whenever the layout does: an offer of a later version is refused, and nothing is handed over.
 const VERSION: u8 = 2;
-/// Of programs whose TUN carries plain packets only, which would not understand one that has headers: their offers have neither queues
-/// nor flags.
+/// Version of offers with neither queues nor flags. Their programs have a TUN with plain packets only, and would not understand one whose
+/// packets have headers.
 const PLAIN_VERSION: u8 = 1;
 /// A flag of an offer: each packet of the TUN has a header before it (`IFF_VNET_HDR`).
 const HAS_HEADER: u8 = 1;

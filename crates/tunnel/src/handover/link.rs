@@ -22,7 +22,7 @@ const BUFFER: usize = 4 << 20;
 /// One end.
 pub(super) struct Link(Socket);
 
-/// What [`Link::receive`] returned.
+/// Result of [`Link::receive`].
 pub(super) enum Received {
     /// The length of a message, and its descriptors.
     Message(usize, Vec<OwnedFd>),

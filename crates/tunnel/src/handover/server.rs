@@ -27,9 +27,9 @@ struct Client {
     reads_tunnel: bool,
 }
 
-/// What the new process asks for.
+/// Request of the new process.
 pub(crate) enum Request<'a> {
-    /// It has connected and awaits the offer.
+    /// It has connected and waits for the offer.
     Connected,
     /// Handle these datagrams as if they had just arrived; all but the last are so many bytes long.
     Datagrams(Path, usize, &'a [u8]),

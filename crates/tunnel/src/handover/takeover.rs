@@ -13,17 +13,17 @@ use super::frame::{self, Frame, Offer, PeerSnapshot};
 use super::link::{Link, MAX_MESSAGE_LENGTH, Received};
 use crate::udp::Path;
 
-/// How long the old process may take to send its offer: its loop does so at once.
+/// Longest time to wait for the offer of the old process: its loop sends it at once.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long handshakes may take before the new process reads the TUN without them. A peer that does not answer now was
-/// perhaps reachable for the old process, but will not be much longer.
+/// Longest time for handshakes: then the new process reads the TUN without those peers that have not answered. A peer that does not answer
+/// now was perhaps reachable for the old process, but will not be much longer.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of messages that wait until the connection has room: with the kernel's defaults it holds ten (`net.unix.max_dgram_qlen`).
 const MAX_WAITING: usize = 8 << 20;
-/// How long no datagram of an old session has come when the old process may end.
+/// Time without a datagram of an old session after which the old process may end.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
-/// How long the old process decrypts what still comes at most. A peer that is itself handed over encrypts with its old sessions until it
-/// has one with each of its peers, or [`HANDSHAKE_TIMEOUT`] has passed there.
+/// Longest time in which the old process decrypts what still comes. A peer that is itself handed over encrypts with its old sessions until
+/// it has one with each of its peers, or [`HANDSHAKE_TIMEOUT`] has passed there.
 const MAX_DRAIN_TIME: Duration = Duration::from_secs(10);
 
 /// A takeover in progress.
@@ -37,7 +37,7 @@ pub(crate) struct Takeover {
     sockets: Vec<OwnedFd>,
     /// Sockets that are kept for peers, by their endpoints.
     kept: Vec<(SocketAddrV4, OwnedFd)>,
-    /// Those with which the old process has sessions.
+    /// Peers with which the old process has sessions.
     peers: Vec<PeerSnapshot>,
     phase: Phase,
 }

@@ -1,4 +1,4 @@
-//! Where the fields of IPv4 (RFC 791), IPv6 (RFC 8200), TCP (RFC 9293) and UDP (RFC 768) headers lie.
+//! Offsets of the fields of IPv4 (RFC 791), IPv6 (RFC 8200), TCP (RFC 9293) and UDP (RFC 768) headers.
 
 use std::ops::Range;
 

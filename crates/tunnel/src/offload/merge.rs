@@ -32,7 +32,7 @@ pub(crate) struct Merger {
     parts: Vec<Range<usize>>,
 }
 
-/// What to write at once: the header, and then these parts of the buffer.
+/// Data of one write: the header, and then these parts of the buffer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Frame<'a> {
     /// A [`VnetHeader`] as bytes.
@@ -43,7 +43,7 @@ pub(crate) struct Frame<'a> {
 
 #[derive(Debug)]
 struct Packet {
-    /// What is written of it: all of it, or only its payload.
+    /// Range of the buffer that is written: the whole packet, or only its payload.
     range: Range<usize>,
     /// The index of the packet that is joined to this one.
     next: Option<usize>,
@@ -61,7 +61,7 @@ struct Entry {
     parts: Range<usize>,
 }
 
-/// What decides whether a packet continues a frame. All zero in a frame that none can continue.
+/// Properties of a frame that decide whether a packet continues it. All zero in a frame that none can continue.
 #[derive(Debug, Clone, Copy, Default)]
 struct Joined {
     segments: usize,
@@ -83,7 +83,7 @@ struct Joined {
     is_valid: bool,
 }
 
-/// How the IPv4 identification goes on from packet to packet.
+/// Sequence of the IPv4 identification from packet to packet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Ids {
     /// The same in all, which is valid if the packets may not be fragmented.
@@ -140,7 +140,7 @@ impl Merger {
         }
     }
 
-    /// Which of the open entries is of this flow. The newest are looked at first: packets of a flow come in trains.
+    /// Position of the open entry of this flow. The newest are looked at first: packets of a flow come in trains.
     fn find(&self, buffer: &[u8], segment: &Segment) -> Option<usize> {
         self.open.iter().rposition(|(hash, index)| {
             *hash == segment.hash
@@ -154,7 +154,7 @@ impl Merger {
         buffer.get(packet.range.clone())
     }
 
-    /// What an entry becomes with this segment; `None` if they cannot be joined.
+    /// Properties of an entry once this segment has joined it; `None` if they cannot be joined.
     fn join(&self, buffer: &[u8], index: usize, segment: &Segment) -> Option<Joined> {
         let joined = self.entries.get(index)?.joined;
         let first = self.first(buffer, index)?;
@@ -231,8 +231,8 @@ impl Merger {
         }
     }
 
-    /// What to write, in this order. A frame stands where its first packet was, and packets of a flow stay in their order.
-    /// Before [`Self::finish`] the frames have no parts.
+    /// Frames to write, in this order. A frame stands where its first packet was, and packets of a flow stay in their order. Before
+    /// [`Self::finish`] the frames have no parts.
     pub(crate) fn frames(&self) -> impl Iterator<Item = Frame<'_>> {
         self.entries.iter().map(|entry| Frame {
             header: entry.header,

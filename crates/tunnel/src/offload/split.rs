@@ -9,7 +9,7 @@ use super::layout::{
     TCP, TCP_CHECKSUM, TCP_FLAGS, TCP_OFFSET, TCP_SEQUENCE, UDP, UDP_CHECKSUM, UDP_HEADER, UDP_LENGTH,
 };
 
-/// Why a packet cannot be split as its [`VnetHeader`] says. The kernel gives no such packet.
+/// Reason why a packet cannot be split as its [`VnetHeader`] says. The kernel gives no such packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Malformed {
     /// The checksum field is not in the packet, or not where the transport protocol has it.
@@ -61,7 +61,7 @@ impl Split<'_> {
         self.packet
     }
 
-    /// How many packets it is cut into: at least one, and at most one for each byte of payload.
+    /// Number of packets that it is cut into: at least one, and at most one for each byte of payload.
     pub(crate) fn segments(&self) -> usize {
         self.segments
     }
@@ -111,7 +111,7 @@ fn complete_checksum(header: &VnetHeader, packet: &mut [u8]) -> Option<()> {
     Some(())
 }
 
-/// What the headers of all segments have in common, and what the next one has of its own.
+/// Headers of the segments: what all have in common, and what the next one has of its own.
 #[derive(Debug)]
 struct Template {
     /// Bytes of all headers.
@@ -229,7 +229,7 @@ impl Ip {
     }
 }
 
-/// Where the transport header begins; `None` if the IP header is not of the version or protocol that the type says. `header_length` says
+/// Offset of the transport header; `None` if the IP header is not of the version or protocol that the type says. `header_length` says
 /// nothing of it; between the IPv6 header and what `checksum_start` says lie extension headers.
 fn transport_offset(header: &VnetHeader, protocol: u8, packet: &[u8]) -> Option<usize> {
     let checksum_start = usize::from(header.checksum_start);

@@ -45,7 +45,7 @@ fn batch(packets: &[Vec<u8>]) -> (Vec<u8>, Vec<Range<usize>>) {
     (buffer, ranges)
 }
 
-/// What a batch becomes: the header and the bytes of each write.
+/// Writes that a batch becomes: the header and the bytes of each.
 fn merge(merger: &mut Merger, packets: &[Vec<u8>]) -> Vec<(VnetHeader, Vec<u8>)> {
     let (mut buffer, ranges) = batch(packets);
     merger.clear();
@@ -60,7 +60,7 @@ fn merge(merger: &mut Merger, packets: &[Vec<u8>]) -> Vec<(VnetHeader, Vec<u8>)>
     merger.frames().map(|frame| (VnetHeader::read(&frame.header), write(frame.parts))).collect()
 }
 
-/// How many packets each write of a batch has.
+/// Number of packets in each write of a batch.
 fn shape(udp: bool, specs: &[Spec]) -> Vec<usize> {
     let packets: Vec<_> = specs.iter().map(Spec::build).collect();
     let frames = merge(&mut Merger::new(udp), &packets);

@@ -1,4 +1,4 @@
-//! What a peer needs of its device to act.
+//! Parts of the device that a peer needs to act.
 
 use std::collections::HashMap;
 use std::time::SystemTime;
@@ -21,7 +21,7 @@ pub(crate) struct Context<'a> {
     pub(crate) indexes: &'a mut Indexes,
     pub(crate) both_ways: &'a mut BothWays,
     pub(crate) out: &'a mut Outbox,
-    /// Of the interface, in bytes: no packet is padded beyond it.
+    /// MTU of the interface, in bytes: no packet is padded beyond it.
     pub(crate) mtu: u16,
 }
 
@@ -29,12 +29,12 @@ pub(crate) struct Context<'a> {
 #[derive(Default)]
 pub(crate) struct Indexes {
     owners: HashMap<u32, PublicKey>,
-    /// How many there may be before those that are not in use any more are removed.
+    /// Number of indexes at which those that are not in use any more are removed.
     max: usize,
 }
 
 impl Indexes {
-    /// One that is not in use.
+    /// An index that is not in use.
     pub(super) fn free(&self, random: &mut dyn Random) -> u32 {
         loop {
             let mut bytes = [0; 4];

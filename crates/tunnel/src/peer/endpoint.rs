@@ -13,7 +13,7 @@ use crate::udp::Path;
 pub(super) struct Endpoint {
     pub(super) path: Option<Path>,
     pub(super) roaming: Roaming,
-    /// Why the last datagram could not be sent, if so.
+    /// Reason why the last datagram could not be sent; `None` if it could.
     pub(super) error: Option<String>,
 }
 

@@ -8,7 +8,7 @@ use fairlead_wireguard::Initiation;
 
 use super::repeats::Repeats;
 
-/// How long an answered handshake may take to be confirmed before we start one of our own.
+/// Time to wait for the confirmation of an answered handshake before this node starts one of its own.
 const CONFIRMATION_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time for the answer to a handshake (`REKEY_TIMEOUT`, WireGuard paper 6.1).
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -24,7 +24,7 @@ pub(super) struct Handshakes {
     attempted: Option<Instant>,
     /// When one of the peer was last answered that it has not confirmed yet.
     answered: Option<Instant>,
-    /// Those in a row that were started only for a keepalive and not answered.
+    /// Number of handshakes in a row that were started only for a keepalive and not answered.
     pub(super) unanswered: u32,
     repeats: Option<Repeats>,
     /// When one was last completed.

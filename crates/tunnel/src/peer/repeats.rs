@@ -1,4 +1,4 @@
-//! How a handshake towards a new endpoint is repeated.
+//! Repetitions of a handshake towards a new endpoint.
 
 use std::time::{Duration, Instant};
 

@@ -6,7 +6,7 @@ use fairlead_wireguard::Due;
 
 use super::{Context, Peer};
 
-/// How peers without a session share this machine.
+/// Pace of handshakes with peers without a session, which share this machine.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
     /// The longest pause between handshakes that only a keepalive asks for; at least the interval of the keepalive.

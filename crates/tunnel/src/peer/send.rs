@@ -1,4 +1,4 @@
-//! What goes to a peer.
+//! Packets and handshake messages to a peer.
 
 use std::mem;
 use std::sync::Arc;

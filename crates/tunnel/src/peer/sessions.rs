@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fairlead_keys::PublicKey;
 use fairlead_wireguard::{Decrypted, Now, ReceiveKey, Tunnel};
 
-/// How long the last session of an identity that was replaced still takes what the peer sends, which follows after a moment.
+/// Time in which the last session of a replaced identity still takes what the peer sends: the peer follows after a moment.
 const PREVIOUS_IDENTITY: Duration = Duration::from_secs(15);
 
 /// The session with the identity that was replaced: the kernel's WireGuard takes what arrives for it, too.

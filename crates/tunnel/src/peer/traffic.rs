@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// How long after an inner packet was sent one is missed that answers it, or at least a keepalive.
+/// Time from an inner packet that is sent until an answer to it, or at least a keepalive, is missed.
 const MISSED_AFTER: Duration = Duration::from_millis(500);
 
 /// Counters and moments of what was exchanged.

@@ -1,4 +1,4 @@
-//! How other threads ask the packet loop for something.
+//! Requests of other threads to the packet loop.
 
 use std::collections::BTreeMap;
 use std::io::Write;

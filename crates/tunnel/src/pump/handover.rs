@@ -15,7 +15,7 @@ use crate::handover::{HandoverServer, MAX_KEPT, Offer, Request, Takeover};
 use crate::tun::Tun;
 use crate::udp::{Received, Sockets};
 
-/// How often to see whether the next phase of a takeover is due.
+/// Time between checks whether the next phase of a takeover is due.
 const PHASE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The other process that works on the same interface during a hand-over.
@@ -44,7 +44,7 @@ impl Handover {
         }
     }
 
-    /// How often to see whether the next phase is due; `None` if only a message begins it.
+    /// Time between checks whether the next phase is due; `None` if only a message begins it.
     pub(super) fn poll_interval(&self) -> Option<Duration> {
         match self {
             Self::None | Self::Server(_) => None,

@@ -223,7 +223,7 @@ impl Pump {
     }
 }
 
-/// What one read gave, if it begins with a header.
+/// Packets of one read of the TUN; `None` if it does not begin with a valid header.
 fn split(read: &mut [u8]) -> Option<offload::Split<'_>> {
     let (header, packet) = read.split_first_chunk_mut()?;
     offload::split(&VnetHeader::read(header), packet).ok()

@@ -91,7 +91,7 @@ impl Service {
         let _ = fs::remove_file(&self.path);
     }
 
-    /// Which connections have something to read; `None` to end.
+    /// Waits for new connections and for data. The result says of each connection whether there is something to read; `None` to end.
     fn wait(&self) -> Option<Vec<bool>> {
         let new =
             if self.connections.len() < MAX_CONNECTIONS { PollFlags::POLLIN } else { PollFlags::empty() };

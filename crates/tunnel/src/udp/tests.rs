@@ -52,7 +52,7 @@ fn a_batch_is_sent_and_received_at_once_or_one_by_one() {
     }
 }
 
-/// Of a batch the kernel cuts no fragments.
+/// The kernel cuts no fragments of a batch.
 #[test]
 fn datagrams_longer_than_the_mtu_are_sent_one_by_one() {
     testbed_netns::in_namespace(|| {

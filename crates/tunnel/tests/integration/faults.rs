@@ -12,13 +12,13 @@ use nix::sys::socket::{getsockopt, sockopt};
 
 /// A port on which no program listens.
 const DISCARD: u16 = 9;
-/// Of a transfer, in MiB.
+/// Size of a transfer, in MiB.
 const LENGTH: usize = 2;
 /// More packets than the queue of a TUN holds (`TUN_READQ_SIZE`) are of no use.
 const BURST: usize = 400;
-/// Of each, with headers of IPv4 and UDP as long as the MTU of the device.
+/// Payload of each packet: with headers of IPv4 and UDP as long as the MTU of the device.
 const PAYLOAD: [u8; 1392] = [0; 1392];
-/// That of the socket; the kernel doubles it, for what it keeps with each packet (socket(7)).
+/// Buffer of the socket, in bytes; the kernel doubles it, for what it keeps with each packet (socket(7)).
 const SOCKET_BUFFER: u64 = 4 << 20;
 
 /// Sends datagrams through the tunnel; whether they arrive is not asked.
@@ -236,7 +236,7 @@ fn read_packets(namespace: &Namespace) -> usize {
     values.split_whitespace().nth(9).unwrap().parse().unwrap()
 }
 
-/// What a TUN can do with UDP (`linux/if_tun.h`).
+/// Offloads of UDP that a TUN can do (`linux/if_tun.h`).
 const UDP_OFFLOADS: u32 = libc::TUN_F_USO4 | libc::TUN_F_USO6;
 
 /// Refuses these features of TUN interfaces to this thread and those that it starts, and all joining and cutting of datagrams, as an old

@@ -1,5 +1,5 @@
-//! What the kernel and this process leave to each other: large packets and checksums. Two hosts send through a tunnel,
-//! client – end – end – server, over links on which every packet is small and has its real checksum.
+//! Large packets and checksums that the kernel and this process leave to each other. Two hosts send through a tunnel, client – end – end –
+//! server, over links on which every packet is small and has its real checksum.
 
 use std::io::{IoSlice, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, UdpSocket};
@@ -17,9 +17,9 @@ use nix::unistd::Pid;
 use socket2::{Domain, Protocol, Socket, Type};
 use testbed_netns::pods::HOST_SETUP;
 
-/// Of each connection between the hosts.
+/// Bytes that each connection between the hosts carries.
 const LENGTH: usize = 8 << 20;
-/// Of a segment of TCP over IPv4: the MTU of the tunnel without headers (RFC 791, RFC 9293) and timestamps (RFC 7323).
+/// Bytes of a segment of TCP over IPv4: the MTU of the tunnel without headers (RFC 791, RFC 9293) and timestamps (RFC 7323).
 const SEGMENT: usize = 1420 - 20 - 20 - 12;
 /// Datagrams from one host to the other.
 const DATAGRAMS: usize = 2_000;
@@ -32,7 +32,7 @@ const BURST: usize = 40;
 const BURST_SEGMENT: u16 = 1_200;
 /// Datagrams that a busy machine may lose.
 const MAX_LOST: usize = 4;
-/// How long a datagram may take before it counts as lost.
+/// Time after which a datagram counts as lost.
 const LATE: Duration = Duration::from_secs(2);
 
 #[test]
@@ -245,7 +245,7 @@ impl Way<'_> {
     }
 }
 
-/// How many of the datagrams arrive. All that arrive are among them.
+/// Number of datagrams that arrive. All that arrive are among `sent`.
 fn receive(socket: &UdpSocket, sent: &[Vec<u8>]) -> usize {
     let mut missing = sent.to_vec();
     let mut buffer = [0; 2_048];

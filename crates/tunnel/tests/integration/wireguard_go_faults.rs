@@ -22,7 +22,7 @@ const DENSE: Pace = Pace { under_way: 64, interval: Duration::from_micros(500), 
 /// Packets that wait for a session: fewer than either end keeps.
 const STAGED: Pace = Pace { total: 20, ..AT_ONCE };
 const AT_ONCE: Pace = Pace { total: 200, under_way: 32, interval: Duration::ZERO };
-/// Of connections: fewer packets wait for a session than the 128 that wireguard-go keeps, beside those of a flow.
+/// Buffers of TCP connections: fewer packets wait for a session than the 128 that wireguard-go keeps, beside those of a flow.
 const SMALL_WINDOW: &str = "sysctl -qw net.ipv4.tcp_rmem='4096 32768 65536'";
 /// An Ethernet frame's type for sockets that get every frame, also those that leave (packet(7)).
 const ALL_FRAMES: u16 = libc::ETH_P_ALL as u16;
@@ -50,7 +50,7 @@ fn both_ways(node: &Node, judge: &Judge, pace: Pace) -> [Flow; 2] {
     [to_wireguard_go(node, judge, pace), to_node(node, judge, pace)]
 }
 
-/// What `wg show` says of the only peer.
+/// Value of `what` that `wg show` prints for the only peer.
 fn shown(namespace: &Namespace, what: &str) -> String {
     let line = namespace.sh(&format!("wg show {NAME} {what}"));
     line.trim_end().split_once('\t').unwrap().1.to_owned()

@@ -1,4 +1,4 @@
-//! Where answers to handshakes go.
+//! Paths of answers to handshakes.
 
 use super::*;
 

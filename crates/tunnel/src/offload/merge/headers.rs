@@ -1,4 +1,4 @@
-//! What the headers of a packet say of joining it with others.
+//! Headers of a packet, as far as they decide what it can be joined with.
 
 use super::super::checksum::{Sum, pseudo_header};
 use super::super::layout::{
@@ -28,15 +28,15 @@ pub(super) struct Segment<'a> {
     pub(super) ip_header: usize,
     pub(super) protocol: u8,
     pub(super) payload: &'a [u8],
-    /// Of the flow: addresses, ports and protocol. Others may have the same.
+    /// Hash of the flow: addresses, ports and protocol. Other flows may have the same.
     pub(super) hash: u64,
-    /// TCP only.
+    /// TCP sequence number.
     pub(super) sequence: u32,
-    /// TCP only.
+    /// TCP flags.
     pub(super) flags: u8,
-    /// IPv4 only.
+    /// IPv4 identification.
     pub(super) id: u16,
-    /// IPv4 only.
+    /// Whether the Don't Fragment bit of IPv4 is set.
     pub(super) dont_fragment: bool,
     /// Whether it can be joined with any other, so far as its own headers say.
     pub(super) may_join: bool,

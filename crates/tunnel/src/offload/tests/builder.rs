@@ -18,7 +18,7 @@ pub(super) struct Spec {
     pub(super) flags: u8,
     pub(super) window: u16,
     pub(super) urgent: u16,
-    /// Of TCP, a multiple of four bytes.
+    /// Options of TCP, a multiple of four bytes.
     pub(super) options: Vec<u8>,
     pub(super) id: u16,
     /// The flags and the offset of a fragment.
@@ -29,7 +29,7 @@ pub(super) struct Spec {
     pub(super) flow_label: u16,
     /// IPv4 options, or an IPv6 extension header.
     pub(super) extension: bool,
-    /// What is added to the transport checksum.
+    /// Number that is added to the transport checksum.
     pub(super) damage: u16,
 }
 

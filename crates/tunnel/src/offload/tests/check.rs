@@ -1,4 +1,4 @@
-//! What holds for each read and each batch of packets, whatever bytes they are.
+//! Properties of each read and each batch of packets, whatever bytes they are.
 //!
 //! The fuzz target `offload` and `tests/corpus.rs` include this file too.
 
@@ -20,7 +20,7 @@ pub(super) struct Offload {
 
 type Packets = Vec<Vec<u8>>;
 
-/// How many packets there were, and how many writes they became. None if a read was refused.
+/// Number of packets, and of the writes that they became. `None` if a read was refused.
 pub(super) type Counts = Option<(usize, usize)>;
 
 impl Offload {
@@ -121,10 +121,10 @@ fn packets(mut bytes: &[u8]) -> Packets {
     packets
 }
 
-/// What a packet says of those with which it has to stay in order.
+/// Flow of a packet, as its headers say: packets of one flow have to stay in order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Flow {
-    /// None if it is not IP.
+    /// Source and destination; empty if it is not IP.
     addresses: Vec<u8>,
     /// Protocol and ports; `None` if the packet is a fragment or has more headers, so that it may be of any flow between the addresses.
     transport: Option<Vec<u8>>,

@@ -51,7 +51,7 @@ fn a_single_packet_is_written_as_it_came() {
     }
 }
 
-/// What is different in the second of three packets, of which the first two would be joined otherwise.
+/// Packets in each write of a train of three, of which the first two would be joined if `change` had not altered the second.
 fn second_with(v6: bool, tcp: bool, change: impl Fn(&mut Spec)) -> Vec<usize> {
     let mut train = Spec::new(v6, tcp, 100).train(3);
     change(&mut train[1]);

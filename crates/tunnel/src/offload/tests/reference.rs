@@ -14,19 +14,19 @@ const FIN_AND_PSH: u8 = 1 | 8;
 const CWR: u8 = 0x80;
 const MAX_PACKET: usize = 65_535;
 
-/// Where the headers of a TCP or UDP packet end, which is no fragment.
+/// Layout of the headers of a TCP or UDP packet that is no fragment.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     v6: bool,
     tcp: bool,
-    /// Where the TCP or UDP header begins.
+    /// Position of the TCP or UDP header.
     transport: usize,
     /// Bytes of all headers.
     headers: usize,
 }
 
 impl Shape {
-    /// Of a packet whose IP header says all: there is no IPv6 extension header.
+    /// Layout of a packet whose IP header says all: there is no IPv6 extension header.
     pub(super) fn of(packet: &[u8]) -> Option<Self> {
         let (v6, transport, protocol) = match packet.first()? >> 4 {
             4 if packet.len() >= 20 => (false, usize::from(packet[0] & 15) * 4, packet[9]),
@@ -45,7 +45,7 @@ impl Shape {
         fits.then_some(Self { v6, tcp, transport, headers: transport + length })
     }
 
-    /// What a read says of the packet in it; `None` if it is not so.
+    /// Layout of the packet of a read, as the read's header says; `None` if that is not so.
     fn of_read(header: &[u8], packet: &[u8]) -> Option<Self> {
         let (v6, kind) = (packet.first()? >> 4 == 6, header[1]);
         let tcp = kind & !ECN == TCP_TYPES[usize::from(v6)];
@@ -66,7 +66,7 @@ impl Shape {
         fits.then_some(shape)
     }
 
-    /// Where the TCP or UDP checksum is.
+    /// Position of the TCP or UDP checksum.
     fn checksum(&self) -> usize {
         self.transport + if self.tcp { 16 } else { 6 }
     }

@@ -1,4 +1,4 @@
-//! What the kernel gives in one read.
+//! Packets that the kernel gives in one read.
 
 use proptest::prelude::*;
 

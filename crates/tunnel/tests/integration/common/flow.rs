@@ -11,16 +11,16 @@ use nix::sys::socket::sockopt::RcvBufForce;
 
 use super::{Namespace, TIMEOUT, until};
 
-/// How often a thread that waits for a datagram looks whether it is to end.
+/// Time between checks of a thread that waits for a datagram whether it is to end.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Of a receiver, in bytes: a thread that has to wait for its turn loses nothing.
+/// Buffer of a receiver, in bytes: a thread that has to wait for its turn loses nothing.
 const BUFFER: usize = 8 << 20;
 /// So many more datagrams show that a flow goes on.
 const PROGRESS: usize = 5;
 /// Payloads are shorter, so that their packets fit the MTU of any tunnel.
 const MAX_LENGTH: usize = 1_100;
 
-/// What the threads of a flow know.
+/// State that the threads of a flow share.
 #[derive(Default)]
 struct Progress {
     sender_stops: AtomicBool,
@@ -28,18 +28,18 @@ struct Progress {
     sent: AtomicUsize,
     arrived: AtomicUsize,
     damaged: AtomicUsize,
-    /// How often each datagram has arrived, by number.
+    /// Arrivals of each datagram, by number.
     copies: Mutex<Vec<usize>>,
 }
 
-/// How fast a flow is.
+/// Size and speed of a flow.
 #[derive(Clone, Copy)]
 pub(crate) struct Pace {
-    /// How many datagrams there are; `usize::MAX` until the flow is dropped, or [`Flow::settle`] is called.
+    /// Number of datagrams; `usize::MAX` until the flow is dropped, or [`Flow::settle`] is called.
     pub(crate) total: usize,
-    /// How many of them have at most not arrived at any moment: fewer than the queues on the way hold, so that none has to be lost.
+    /// Largest number of datagrams that have not arrived at any moment: fewer than the queues on the way hold, so that none has to be lost.
     pub(crate) under_way: usize,
-    /// Between two of them.
+    /// Time between two datagrams.
     pub(crate) interval: Duration,
 }
 

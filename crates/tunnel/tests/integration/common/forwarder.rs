@@ -16,16 +16,16 @@ use super::Namespace;
 const DATA: u8 = 4;
 /// With no datagram for so long, all that is kept is sent.
 const IDLE: Duration = Duration::from_millis(10);
-/// Of the socket, in bytes: nothing is lost while the thread waits for its turn.
+/// Buffer of the socket, in bytes: nothing is lost while the thread waits for its turn.
 const BUFFER: usize = 8 << 20;
-/// Of so many data messages, one is sent after its successor.
+/// Data messages of which one is sent after its successor.
 const SWAPPED: usize = 4;
-/// Of so many data messages, one is sent after twenty later ones.
+/// Data messages of which one is sent after twenty later ones.
 const LATE: usize = 32;
-/// Of so many data messages, one is sent again after three later ones.
+/// Data messages of which one is sent again after three later ones.
 const REPEATED: usize = 5;
 
-/// What a forwarder has done, by the end that messages come from.
+/// Counters of a forwarder, by the end that messages come from.
 #[derive(Default)]
 struct Counts {
     reordered: [AtomicUsize; 2],
@@ -64,7 +64,7 @@ impl Forwarder {
         self.counts.kept.load(Ordering::Relaxed) == 0
     }
 
-    /// How many messages of each end were reordered, and how many repeated.
+    /// Numbers of reordered messages and of repeated ones, by the end that they come from.
     pub(crate) fn counts(&self) -> [[usize; 2]; 2] {
         [&self.counts.reordered, &self.counts.repeated]
             .map(|counts| [0, 1].map(|end: usize| counts[end].load(Ordering::Relaxed)))

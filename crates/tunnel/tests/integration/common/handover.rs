@@ -59,7 +59,7 @@ impl Handover {
 /// A ping every 5 ms until [`Self::finish`].
 pub(crate) struct Pings(Option<Child>);
 
-/// What `ping` saw.
+/// Packets that `ping` sent, and the answers to them.
 #[derive(Debug)]
 pub(crate) struct PingReport {
     sent: usize,

@@ -14,7 +14,7 @@ use super::{MTU, NAME, Namespace, Node, keys, until};
 const MODULE: &str = "golang.zx2c4.com/wireguard";
 const VERSION: &str = "v0.0.0-20260522210424-ecfc5a8d5446";
 
-/// Its inner addresses, as prefixes.
+/// Inner addresses of the program, as prefixes.
 pub(crate) const INNER: [&str; 2] = ["10.8.0.9/32", "fd00:8::9/128"];
 
 /// The program, built once per machine into the user's cache.
