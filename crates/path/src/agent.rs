@@ -53,7 +53,7 @@ use peer::Peer;
 use relay::RelayMachines;
 use wakeups::Wakeups;
 
-/// Where a peer may be reached, and what to expect of it.
+/// Paths by which a peer may be reached, and what to expect of it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PeerPaths {
     /// Endpoints to try, best first ([`crate::order`]).
@@ -63,7 +63,7 @@ pub struct PeerPaths {
     pub silence: Option<Duration>,
     /// The way by a relay, if there is one.
     pub relay: Option<RelayPath>,
-    /// Which part this node takes in birthday attempts with the peer ([`crate::birthday_side`]); `None` without any.
+    /// Role of this node in birthday attempts with the peer ([`crate::birthday_side`]); `None` without any.
     pub birthday: Option<BirthdaySide>,
 }
 
@@ -248,7 +248,7 @@ impl PathAgent {
         }
     }
 
-    /// Where peers see this node, as answers to probes say.
+    /// Addresses at which peers see this node, as answers to probes say.
     pub fn reflexive_addresses(&self) -> BTreeSet<SocketAddr> {
         self.own.reflexive.agreed()
     }
@@ -344,7 +344,7 @@ impl PathAgent {
         self.peers.keys()
     }
 
-    /// How many datagrams were dropped: of an unknown format, or not asked for.
+    /// Number of datagrams that were dropped: of an unknown format, or not asked for.
     pub fn unknown_datagrams(&self) -> u64 {
         self.unknown_datagrams
     }

@@ -18,7 +18,7 @@ use crate::datagram::Transmit;
 /// When requests are sent in a round, until one is answered.
 const ATTEMPTS: [Duration; 4] =
     [Duration::ZERO, Duration::from_millis(200), Duration::from_millis(600), Duration::from_millis(1400)];
-/// How long a round waits for answers. After that the port is taken to be gone.
+/// Time that a round waits for answers. After that the port is taken to be gone.
 const ROUND: Duration = Duration::from_secs(3);
 /// Time between rounds.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -26,13 +26,13 @@ const INTERVAL: Duration = Duration::from_secs(10);
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Time between questions for a port.
 const ASK_INTERVAL: Duration = Duration::from_secs(10);
-/// How long a port that the path in use does not need is kept.
+/// Time for which a port that the path in use does not need is kept.
 const UNUSED: Duration = Duration::from_secs(60);
 
 /// A UDP port of the relay for this node and a peer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RelayPort {
-    /// Where the relay has it.
+    /// Address of the port at the relay.
     pub address: SocketAddr,
     /// The key for the requests that bind this node to it.
     pub token: [u8; 32],
@@ -44,12 +44,12 @@ impl std::fmt::Debug for RelayPort {
     }
 }
 
-/// What became of a port.
+/// Outcome of binding a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// The relay passes datagrams of this node.
     Bound(SocketAddr),
-    /// It does not.
+    /// The relay does not pass them.
     Lost,
 }
 
@@ -201,7 +201,7 @@ impl Bindings {
         self.transmits.pop_front()
     }
 
-    /// What became of a port since the last call.
+    /// Takes the next outcome: a port that was bound or lost since the last call.
     pub(crate) fn poll_outcome(&mut self) -> Option<(PublicKey, Outcome)> {
         self.outcomes.pop_front()
     }

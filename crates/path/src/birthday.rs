@@ -46,10 +46,10 @@ use measuring::PeerPorts;
 use record::Record;
 use searching::Searching;
 
-/// How often the peer is asked to take part, and how often it is told that the attempt goes on.
+/// Time between requests to the peer to take part, and between messages to it that the attempt goes on.
 const ASK_INTERVAL: Duration = Duration::from_millis(300);
 const TELL_INTERVAL: Duration = Duration::from_millis(500);
-/// What a node sends in attempts within a time: routers keep a mapping for each request for 30 s or longer.
+/// Requests that a node may send in attempts within a period: routers keep a mapping for each request for 30 s or longer.
 const BUDGET: u32 = 20_480;
 const BUDGET_PERIOD: Duration = Duration::from_secs(300);
 
@@ -62,9 +62,9 @@ pub(crate) enum Action {
     Close,
     /// The path of this endpoint works.
     Found { peer: PublicKey, address: SocketAddr },
-    /// What goes to this endpoint goes from this socket from now on.
+    /// Send to this endpoint from this socket from now on.
     Keep { peer: PublicKey, remote: SocketAddr, socket: u16 },
-    /// What goes to this endpoint goes from the WireGuard port again.
+    /// Send to this endpoint from the WireGuard port again.
     Leave { remote: SocketAddr },
     /// Ask a STUN server from one of the sockets.
     Measure { server: SocketAddr, socket: u16, transaction: stun::TransactionId },
@@ -384,19 +384,19 @@ impl Birthdays {
         Some(attempt.next_ask.map_or(stage, |ask| ask.min(stage)))
     }
 
-    /// What is to be done next.
+    /// Takes the next action.
     pub(crate) fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// Why an endpoint is set, if an attempt has found it.
+    /// Reason for this endpoint if an attempt has found it.
     pub(crate) fn reason(&self, peer: &PublicKey, endpoint: SocketAddr) -> Option<EndpointReason> {
         let found = self.peers.get(peer).and_then(|record| record.found);
         (found == Some(endpoint) || self.kept(peer) == Some(endpoint))
             .then_some(EndpointReason::BirthdayAttack)
     }
 
-    /// What became of the attempts with a peer; `None` while there was none.
+    /// Status of the attempts with a peer; `None` while there was none.
     pub(crate) fn status(&self, now: Duration, peer: &PublicKey) -> Option<BirthdayStatus> {
         let record = self.peers.get(peer)?;
         let is_running = self.attempt.as_ref().is_some_and(|attempt| attempt.peer == *peer);
@@ -409,7 +409,7 @@ impl Birthdays {
         })
     }
 
-    /// How many attempts there were, by what became of them.
+    /// Number of attempts by outcome.
     pub(crate) fn outcomes(&self) -> &BTreeMap<BirthdayOutcome, u64> {
         &self.outcomes
     }

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 
 /// The limit on candidates from [`order`]. With the attempts of [`crate::Config`] all are tried within 90 s.
 pub const MAX_CANDIDATES: usize = 16;
-/// What the rank of an endpoint through a NAT64 is behind that of the endpoint itself: behind all others.
+/// Number of ranks by which an endpoint through a NAT64 comes after the endpoint itself: behind all others.
 const NAT64_RANKS: u8 = 8;
 /// The limit per source, so that a peer's many addresses do not displace its observed endpoints.
 const MAX_PER_SOURCE: usize = 8;
@@ -49,7 +49,7 @@ impl fmt::Display for Source {
 pub struct Candidate {
     /// Address and WireGuard port.
     pub address: SocketAddr,
-    /// Where it comes from.
+    /// Source of the endpoint.
     pub source: Source,
 }
 
@@ -74,7 +74,7 @@ pub struct OwnView {
     pub public_ips: Vec<IpAddr>,
     /// Prefixes it reaches without the default route: connected ones, and those of specific routes.
     pub prefixes: Vec<IpNet>,
-    /// How it reaches IPv4 endpoints that it has no route to.
+    /// NAT64 by which it reaches IPv4 endpoints that it has no route to.
     pub nat64: Nat64,
 }
 
@@ -83,9 +83,9 @@ pub struct OwnView {
 pub struct PeerView {
     /// The configured endpoint.
     pub manual: Option<SocketAddr>,
-    /// Its own addresses, in its order of preference.
+    /// Addresses of the peer itself, in its order of preference.
     pub host: Vec<SocketAddr>,
-    /// Where other nodes observed it, newest first.
+    /// Endpoints at which other nodes observed it, newest first.
     pub observed: Vec<SocketAddr>,
 }
 
@@ -94,7 +94,7 @@ pub struct PeerView {
 enum Neighbourhood {
     /// Both are observed at one address.
     Same,
-    /// They are observed at different addresses.
+    /// Both are observed, at different addresses.
     Different,
     Unknown,
 }

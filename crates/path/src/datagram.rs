@@ -5,17 +5,17 @@ use std::net::{IpAddr, SocketAddr};
 /// A datagram to be sent from the WireGuard port, or from a socket of a birthday attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transmit {
-    /// Its source address; the kernel chooses one when `None`.
+    /// Source address; the kernel chooses one when `None`.
     pub local: Option<IpAddr>,
     /// The socket of the birthday attempt, if it is to be one.
     pub socket: Option<u16>,
-    /// Its destination.
+    /// Destination address and port.
     pub remote: SocketAddr,
-    /// Its payload.
+    /// UDP payload.
     pub payload: Vec<u8>,
 }
 
-/// How a datagram came in.
+/// Local end at which a datagram came in.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arrival {
     /// The address it was sent to, if the socket told.

@@ -20,13 +20,13 @@ use crate::datagram::Transmit;
 use crate::relay_path::RelayPortRange;
 use crate::stun::{ATTEMPTS, INTERVAL, MAX_DOUBLINGS, MAX_MISSED, MIN_INTERVAL, ROUND};
 
-/// How long what was learned of the filtering is taken for true.
+/// Time for which the result of a filtering test is taken for true.
 const TEST_INTERVAL: Duration = Duration::from_secs(600);
 
-/// Where a relay answers STUN requests, and with which credentials.
+/// STUN addresses of a relay, and the credentials for them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RelayStun {
-    /// It answers every request.
+    /// Address that answers every request.
     pub server: SocketAddr,
     /// Another port of the same host, from which requests with credentials are answered.
     pub other: SocketAddr,
@@ -65,7 +65,7 @@ pub enum Filtering {
 #[derive(Debug)]
 struct Round {
     began: Duration,
-    /// How many requests were due.
+    /// Number of attempts so far: entries of `ATTEMPTS` that were due.
     sent: usize,
     /// The request to the first port, while its answer is missing.
     first: Option<TransactionId>,
@@ -212,7 +212,7 @@ impl FilteringTest {
         self.relay.map(|relay| relay.server).zip(self.mapped)
     }
 
-    /// What the last test that could tell has shown.
+    /// Result of the last test that could tell; `None` if there was none.
     pub(crate) fn filtering(&self) -> Option<Filtering> {
         self.filtering
     }

@@ -1,4 +1,4 @@
-//! How the path to each peer changed: the last changes with their reasons, for operators, and how long the first direct one took.
+//! Changes of the path to each peer: the last ones with their reasons, for operators, and the time that the first direct path took.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -14,19 +14,19 @@ pub const MAX_CHANGES: usize = 16;
 /// Another endpoint of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathChange {
-    /// When.
+    /// Time of the change.
     pub at: SystemTime,
     /// The endpoint before; `None` if there was none.
     pub from: Option<Candidate>,
     /// The endpoint from then on.
     pub to: Candidate,
-    /// Why.
+    /// Reason for the change.
     pub reason: ChangeReason,
     /// Number of endpoints in a row that were tried for this reason; this is the last of them.
     pub attempts: u32,
 }
 
-/// Why a peer has another endpoint.
+/// Reason why a peer has another endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeReason {
     /// WireGuard took it from an authenticated packet of the peer, or had it before this program started.
@@ -63,7 +63,7 @@ struct PeerHistory {
     /// The endpoint before the first of `changes`.
     before: Option<Candidate>,
     changes: VecDeque<Change>,
-    /// What was set last may not be in the device yet.
+    /// Whether the endpoint that was set last may not be in the device yet.
     is_set_pending: bool,
     direct: Direct,
 }

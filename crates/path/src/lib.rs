@@ -1,4 +1,4 @@
-//! Which endpoint WireGuard uses for each peer.
+//! Choice of the endpoint that WireGuard uses for each peer.
 //!
 //! * [`PathAgent`]: one per node, with a state machine per peer. The interface of this crate for a shell.
 //! * [`candidates`]: the endpoints at which a peer may be reached, best first.

@@ -8,7 +8,7 @@ use fairlead_address::{canonical, is_private};
 
 use crate::filtering::Filtering;
 
-/// How the NAT in front of a node maps its WireGuard port. Names are those of the peer resource's `natType`.
+/// Type of the NAT in front of a node, by its mappings of the WireGuard port. Names are those of the peer resource's `natType`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum NatType {
     /// Too few observations.

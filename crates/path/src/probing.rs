@@ -1,4 +1,4 @@
-//! What all probers of a node share: its identity, who sent a probe, replays, and the limits on what is sent.
+//! State that all probers of a node share: its identity, the senders of probes, replays, and the limits on what is sent.
 //! The rules are those of `docs/path-protocol.md`.
 
 use std::collections::BTreeMap;
@@ -10,10 +10,10 @@ use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_limits::{Rate, TokenBucket};
 use fairlead_wire::probe::{Epoch, Header, Message, ProbeKeys, SenderTag};
 
-/// With which key this node sends probes.
+/// Identity with which this node sends probes.
 #[derive(Clone)]
 pub struct Identity {
-    /// Its WireGuard key.
+    /// WireGuard key of this node.
     pub private_key: PrivateKey,
     /// The public half.
     pub public_key: PublicKey,
@@ -43,16 +43,16 @@ const MAX_REQUESTS: u32 = 500;
 const PEER_RATE: Rate = Rate::per_second(16, 80);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// How many probes were dropped, and why.
+/// Counters of dropped probes, by reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProbeDrops {
-    /// Their sender is no peer, or their authentication failed.
+    /// Probes whose sender is no peer, or whose authentication failed.
     pub unauthenticated: u64,
-    /// Of a version or kind that this node does not know.
+    /// Probes of a version or kind that this node does not know.
     pub unknown: u64,
-    /// They had been received before.
+    /// Probes that had been received before.
     pub replayed: u64,
-    /// More than are answered per second.
+    /// Requests beyond those that are answered per second.
     pub limited: u64,
     /// Answers that this node did not wait for.
     pub unexpected: u64,
@@ -60,7 +60,7 @@ pub struct ProbeDrops {
     pub held_back: u64,
 }
 
-/// How many probes there were.
+/// Counters of probes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProbeCounts {
     /// Requests of this node.
@@ -71,7 +71,7 @@ pub struct ProbeCounts {
     pub requests_received: u64,
     /// Answers that this node waited for.
     pub answers_received: u64,
-    /// What was dropped or held back.
+    /// Probes that were dropped or held back.
     pub drops: ProbeDrops,
 }
 
@@ -124,7 +124,7 @@ impl Window {
     }
 }
 
-/// What was received from one peer.
+/// Replay windows and counters of what was received from one peer.
 #[derive(Debug, Default)]
 struct Received {
     confirmed: Option<Window>,
@@ -181,7 +181,7 @@ enum PeerKeys {
     Derived(ProbeKeys),
 }
 
-/// What this node remembers of one peer's probes.
+/// State of the probes that one peer sends and gets.
 #[derive(Debug)]
 struct Correspondent {
     tag: SenderTag,

@@ -1,6 +1,6 @@
-//! Where peers see this node: the source addresses of its probes, as answers to them say. Other peers reach it there if its NAT
-//! has one mapping for all destinations; so an address counts only if peers at two addresses see it, or if only one peer sees any
-//! of that family. One peer that lies can then at most add an address where no other peer sees this node.
+//! Addresses at which peers see this node: the source addresses of its probes, as answers to them say. Other peers reach it there if its
+//! NAT has one mapping for all destinations; so an address counts only if peers at two addresses see it, or if only one peer sees any of
+//! that family. One peer that lies can then at most add an address where no other peer sees this node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +14,7 @@ const MAX_ADDRESSES: usize = 8;
 /// Time in which a peer changes its mind at most once: what counts is published to all nodes, and one peer may decide it alone.
 const MIN_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What each peer saw last, by family.
+/// Address that each peer saw last, by family.
 #[derive(Debug, Default)]
 pub(crate) struct ReflexiveAddresses {
     seen: BTreeMap<(PublicKey, bool), Seen>,

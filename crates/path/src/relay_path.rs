@@ -3,14 +3,14 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-/// How a peer is reached by way of a relay.
+/// Path to a peer by way of a relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RelayPath {
-    /// What stands for the peer: datagrams sent there go to the relay.
+    /// Address that stands for the peer: datagrams sent there go to the relay.
     pub endpoint: SocketAddr,
     /// Nothing else is used.
     pub is_only: bool,
-    /// How long a peer that does not answer probes is tried directly, before it is tried by way of the relay.
+    /// Time for which a peer that does not answer probes is tried directly, before it is tried by way of the relay.
     pub handshake_timeout: Duration,
     /// Longest time between attempts to find a direct path while traffic is relayed.
     pub direct_retry: Duration,

@@ -31,13 +31,12 @@ pub use status::{Reason, State, Status};
 /// Durations of a rotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// How long each candidate is tried in the first rounds. WireGuard sends a handshake at most every 5 s and up to a
-    /// third of a second (`REKEY_TIMEOUT` and jitter): a shorter attempt may pass without a handshake, unless the caller
-    /// forces one whenever it sets an endpoint.
+    /// Duration of the attempt at each candidate in the first rounds. WireGuard sends a handshake at most every 5 s and up to a third of a
+    /// second (`REKEY_TIMEOUT` and jitter): a shorter attempt may pass without a handshake, unless the caller forces one whenever it sets
+    /// an endpoint.
     pub attempt: Duration,
-    /// How long each is tried after that, at first; a peer that stays away for a day costs next to nothing. It is stretched
-    /// by up to a half, differently each round: two nodes that rotate at the same pace might otherwise never try each other
-    /// at the same time.
+    /// Duration of each attempt after those rounds, before it grows; a peer that stays away for a day costs next to nothing. It is stretched by up to a
+    /// half, differently each round: two nodes that rotate at the same pace might otherwise never try each other at the same time.
     pub slow_attempt: Duration,
     /// The most that [`Self::slow_attempt`] grows to: a twentieth of the time since the rotation began.
     pub max_attempt: Duration,
@@ -49,8 +48,8 @@ pub struct Config {
     /// keepalive within 10 s (`KEEPALIVE_TIMEOUT`). If only that keepalive was lost, nothing breaks: the first candidate
     /// tried is the endpoint in use.
     pub unanswered: Duration,
-    /// How long a peer that has not been reached yet is tried by way of its relay before its candidates; zero for not at all. What a relay
-    /// cannot pass on at once is held there, whereas an initiation to a candidate that does not work costs 5 s (`REKEY_TIMEOUT`). So
+    /// Duration of the attempt at a peer by way of its relay, before its candidates, if it has not been reached yet; zero for none. What a
+    /// relay cannot pass on at once is held there, whereas an initiation to a candidate that does not work costs 5 s (`REKEY_TIMEOUT`). So
     /// this is of use unless the caller forces handshakes.
     pub relay_attempt: Duration,
     /// Differs between nodes and between peers: the stretching is drawn from it.

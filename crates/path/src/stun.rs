@@ -21,7 +21,7 @@ pub const MAX_SERVERS: usize = 8;
 /// When requests are sent in a round (RFC 8489, section 6.2.1: 500 ms, then doubling).
 pub(crate) const ATTEMPTS: [Duration; 3] =
     [Duration::ZERO, Duration::from_millis(500), Duration::from_millis(1500)];
-/// How long a round waits for answers.
+/// Time that a round waits for answers.
 pub(crate) const ROUND: Duration = Duration::from_secs(3);
 /// Time between rounds. UDP mappings of common NATs live for 30 s or more, so this also keeps the mapping.
 pub(crate) const INTERVAL: std::ops::Range<Duration> = Duration::from_secs(20)..Duration::from_secs(26);
@@ -32,7 +32,7 @@ pub(crate) const MAX_DOUBLINGS: u32 = 4;
 /// Rounds without an answer after which a mapping is forgotten.
 pub(crate) const MAX_MISSED: u8 = 3;
 
-/// What a server said last.
+/// Last answer of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StunAnswer {
     /// It sees the WireGuard port at this address.
@@ -222,7 +222,7 @@ impl StunClient {
         self.servers.iter().find(answers).map(|(address, _)| *address)
     }
 
-    /// What each server said last; a server that was not asked to the end yet is left out.
+    /// Last answer of each server; a server that was not asked to the end yet is left out.
     pub(crate) fn answers(&self) -> BTreeMap<SocketAddr, StunAnswer> {
         self.servers.iter().filter_map(|(address, server)| Some((*address, server.answer?))).collect()
     }

@@ -28,7 +28,7 @@ impl<K: Ord + Copy> TimerQueue<K> {
         *current = next;
     }
 
-    /// How many timers there are.
+    /// Number of timers.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.0.len()

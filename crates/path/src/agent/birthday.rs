@@ -50,12 +50,12 @@ impl PathAgent {
         }
     }
 
-    /// What became of the birthday attempts with a peer; `None` if there was none.
+    /// Status of the birthday attempts with a peer; `None` if there was none.
     pub fn birthday_status(&self, now: Duration, key: &PublicKey) -> Option<BirthdayStatus> {
         self.birthdays.status(now, key)
     }
 
-    /// How many birthday attempts there were, by what became of them.
+    /// Number of birthday attempts by outcome.
     pub fn birthday_outcomes(&self) -> &BTreeMap<BirthdayOutcome, u64> {
         self.birthdays.outcomes()
     }

@@ -1,4 +1,4 @@
-//! What the agent wants done, or says.
+//! Events of the agent: actions that it asks for, and reports.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -46,18 +46,18 @@ pub enum Event {
     SendBothWays {
         /// The peer.
         peer: PublicKey,
-        /// What stands for the peer by way of the relay; `None` to stop.
+        /// Address that stands for the peer by way of the relay; `None` to stop.
         also: Option<SocketAddr>,
     },
     /// Set this endpoint on the device, with a forced handshake if the device can do that.
     SetEndpoint {
         /// The peer.
         peer: PublicKey,
-        /// Its new endpoint.
+        /// New endpoint of the peer.
         endpoint: SocketAddr,
-        /// Where the endpoint comes from.
+        /// Source of the endpoint.
         source: Source,
-        /// Why it is set.
+        /// Reason why it is set.
         reason: EndpointReason,
     },
     /// The path to this peer has another state.
@@ -68,7 +68,7 @@ pub enum Event {
         from: State,
         /// The state now.
         to: State,
-        /// Why.
+        /// Reason for the new state.
         reason: Reason,
     },
     /// Open, keep or close sockets beside the WireGuard port.
@@ -96,7 +96,7 @@ impl Event {
     }
 }
 
-/// What a birthday attempt wants done with sockets beside the WireGuard port.
+/// Change of the sockets beside the WireGuard port that a birthday attempt asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SocketChange {
     /// Close those of the attempt, but not what is kept.
@@ -119,7 +119,7 @@ pub enum SocketChange {
     /// Open sockets, numbered from zero, for [`Transmit::socket`](crate::Transmit::socket) and [`handle_socket_datagram`](super::PathAgent::handle_socket_datagram);
     /// [`sockets_refused`](super::PathAgent::sockets_refused) if that fails.
     Open {
-        /// How many, at most [`crate::BIRTHDAY_SOCKETS`].
+        /// Number of sockets, at most [`crate::BIRTHDAY_SOCKETS`].
         count: u16,
     },
 }

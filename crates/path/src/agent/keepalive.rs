@@ -1,4 +1,4 @@
-//! How often keepalives have to come.
+//! Interval of keepalives to each peer.
 
 use std::collections::VecDeque;
 use std::time::Duration;

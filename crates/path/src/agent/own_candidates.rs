@@ -16,20 +16,20 @@ use crate::reflexive::ReflexiveAddresses;
 /// Least time between two moments at which all peers are told that the candidates of this node are others.
 const MIN_TELL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What is known of this node from elsewhere than its STUN servers and peers.
+/// Addresses and filters of this node that do not come from its STUN servers and peers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct OwnSide {
-    /// Its addresses and networks, to order the candidates of peers.
+    /// Addresses and networks of this node, to order the candidates of peers.
     pub view: OwnView,
     /// The addresses of pods and Services: no node is there, and packets to a pod would go through the mesh that they carry.
     pub cluster_addresses: PrefixSet,
-    /// Its own addresses, with its port.
+    /// Addresses of this node, with its port.
     pub host: Vec<SocketAddr>,
-    /// Where gateways take packets for it.
+    /// Endpoints at which gateways take packets for this node.
     pub mapped: Vec<SocketAddr>,
-    /// Where an administrator says that it is reached.
+    /// Endpoints at which this node is reached, as an administrator says.
     pub extra: Vec<SocketAddr>,
-    /// Which endpoints it tells peers, and which of theirs it tries.
+    /// Filters of the endpoints that this node tells peers, and of those of peers that it tries.
     pub filters: EndpointFilters,
 }
 
@@ -37,7 +37,7 @@ pub struct OwnSide {
 #[derive(Debug, Default)]
 pub(super) struct OwnCandidates {
     side: OwnSide,
-    /// Where peers see this node.
+    /// Addresses at which peers see this node.
     pub(super) reflexive: ReflexiveAddresses,
     list: Vec<probe::Candidate>,
     /// Something changed that the list follows from.
@@ -66,7 +66,7 @@ impl OwnCandidates {
         is_changed
     }
 
-    /// What this node may use of the candidates that a peer names, best first: the rules are those for published ones.
+    /// Candidates that this node may use of those that a peer names, best first: the rules are those for published ones.
     fn usable(&self, named: &[probe::Candidate]) -> Vec<Candidate> {
         let of_kind = |is_host: bool| {
             let named = named.iter().filter(move |named| (named.kind == CandidateKind::Host) == is_host);
@@ -123,7 +123,7 @@ impl PathAgent {
         }
     }
 
-    /// Where others see this node comes first: it is what peers do not know yet.
+    /// Candidates of this node. Those at which others see it come first: peers do not know them yet.
     fn own_candidates(&self) -> Vec<probe::Candidate> {
         let answers = self.stun_answers();
         let seen = answers.values().filter_map(|answer| answer.mapped());

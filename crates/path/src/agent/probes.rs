@@ -22,7 +22,7 @@ struct ReceivedProbe {
     remote: SocketAddr,
     /// The address of the sender elsewhere, if a NAT64 lies between.
     original: SocketAddr,
-    /// Its length in bytes.
+    /// Length of the payload in bytes.
     length: usize,
 }
 
@@ -56,7 +56,7 @@ impl PathAgent {
         self.peers.get(key).map(|peer| peer.prober.candidates(now)).unwrap_or_default()
     }
 
-    /// How many probes were sent, received and dropped.
+    /// Counters of sent, received and dropped probes.
     pub fn probe_counts(&self) -> ProbeCounts {
         self.probing.as_ref().map(Probing::counts).unwrap_or_default()
     }

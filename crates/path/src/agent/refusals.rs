@@ -1,5 +1,5 @@
-//! What hosts and routers say of this node's datagrams (ICMP): that they do not reach an address. Anyone can say so, in another's name.
-//! So it is no more than a reason to ask the path there.
+//! ICMP messages of hosts and routers that say that datagrams of this node do not reach an address. Anyone can send them, in another's
+//! name. So they are no more than a reason to ask the path there.
 
 use std::net::SocketAddr;
 use std::time::Duration;

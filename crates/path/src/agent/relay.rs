@@ -1,4 +1,4 @@
-//! What the agent asks of a relay: where it sees this node, how the NAT filters, and UDP ports to peers.
+//! Requests of the agent to a relay: where it sees this node, how the NAT filters, and UDP ports to peers.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use crate::stun::StunAnswer;
 pub(super) struct RelayMachines {
     filtering: FilteringTest,
     bindings: Bindings,
-    /// Those of the last relay that had any: endpoints may be among them for a while after the link to it is lost.
+    /// UDP ports of the last relay that had any: endpoints may be among them for a while after the link to it is lost.
     pub(super) ports: Option<RelayPortRange>,
 }
 
@@ -100,7 +100,7 @@ impl PathAgent {
         }
     }
 
-    /// What each STUN server said last, and the relay if it says something of use.
+    /// Last answer of each STUN server, and of the relay if it says something of use.
     pub fn stun_answers(&self) -> BTreeMap<SocketAddr, StunAnswer> {
         let mut answers = self.stun.answers();
         if let Some((relay, mapped)) = self.relay.filtering.mapped() {
@@ -109,7 +109,7 @@ impl PathAgent {
         answers
     }
 
-    /// How the NAT in front of this node filters; `None` until that is known.
+    /// Filtering of the NAT in front of this node; `None` until that is known.
     pub fn filtering(&self) -> Option<Filtering> {
         self.relay.filtering.filtering()
     }

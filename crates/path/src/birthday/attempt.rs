@@ -18,7 +18,7 @@ use super::searching::Searching;
 pub(super) struct Attempt {
     pub(super) peer: PublicKey,
     pub(super) side: BirthdaySide,
-    /// What is told of the ports of this node's NAT.
+    /// Ports that this node's NAT gives out next, as the peer is told; `None` if they cannot be predicted.
     pub(super) ports: Option<PortSequence>,
     /// The peer's endpoint, or the address of its NAT.
     pub(super) target: SocketAddr,

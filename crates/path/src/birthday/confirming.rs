@@ -13,7 +13,7 @@ const MAX_REQUESTS: u8 = 10;
 /// Most ways that are remembered.
 const MAX_WAYS: usize = 256;
 
-/// What came in on one way.
+/// Messages that came in on one way.
 #[derive(Debug, Default)]
 struct Heard {
     requests: u8,
@@ -21,12 +21,12 @@ struct Heard {
     pending: BTreeSet<TransactionId>,
 }
 
-/// What an answer means.
+/// Consequence of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Verdict {
     /// The peer has chosen this way.
     pub(super) is_chosen: bool,
-    /// It is to be used.
+    /// The way is to be used.
     pub(super) is_confirmed: bool,
 }
 

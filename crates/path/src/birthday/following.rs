@@ -43,7 +43,7 @@ impl Following {
         if self.volley.is_over() { next.saturating_add(LAST_ANSWER).max(self.next_end()) } else { next }
     }
 
-    /// What the end of the attempt is, if it has come.
+    /// Outcome of the attempt; `None` while it goes on.
     pub(super) fn end(&self, now: Duration) -> Option<BirthdayOutcome> {
         if now >= self.since.saturating_add(MAX_ATTEMPT) {
             return Some(BirthdayOutcome::NoPortFound);

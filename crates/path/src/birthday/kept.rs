@@ -15,13 +15,13 @@ pub(super) struct Kept {
     pub(super) unused_since: Option<Duration>,
 }
 
-/// How long a socket is kept whose path is not in use.
+/// Time for which a socket is kept whose path is not in use.
 const MAX_UNUSED: Duration = Duration::from_secs(60);
-/// How long one of an earlier program is kept for a peer that is to use it.
+/// Time for which a socket of an earlier program is kept for a peer that is to use it.
 const MAX_UNCLAIMED: Duration = Duration::from_secs(120);
 
 impl Birthdays {
-    /// Where the socket that is kept for a peer leads.
+    /// Endpoint of the peer for which a socket is kept.
     pub(crate) fn kept(&self, peer: &PublicKey) -> Option<SocketAddr> {
         self.kept.get(peer).map(|kept| kept.remote)
     }

@@ -14,7 +14,7 @@ use super::ports::predict;
 
 /// Sockets that ask, each of which gets a mapping of its own.
 pub(super) const SOCKETS: u16 = 8;
-/// How long answers are waited for.
+/// Time to wait for answers.
 const WAIT: Duration = Duration::from_millis(600);
 
 /// The requests to a STUN server.
@@ -94,12 +94,12 @@ impl Measuring {
         self.server.is_none() || (self.has_sent && now >= self.next())
     }
 
-    /// Which ports come next.
+    /// Ports that the NAT gives out next; `None` if they cannot be predicted.
     pub(super) fn prediction(&self) -> Option<PortSequence> {
         predict(&self.ports())
     }
 
-    /// Those of the mappings, in the order in which they were made.
+    /// Ports of the mappings, in the order in which they were made.
     pub(super) fn ports(&self) -> Vec<u16> {
         self.observed.values().copied().collect()
     }

@@ -1,4 +1,4 @@
-//! Which ports an attempt tries.
+//! Ports that an attempt tries.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -44,7 +44,7 @@ pub(super) fn predict(observed: &[u16]) -> Option<PortSequence> {
 
 /// The ports to try, the next one last.
 ///
-/// Where both NATs follow sequences, each request of either node makes a mapping with the next port of its NAT, and two of them meet
+/// If both NATs follow sequences, each request of either node makes a mapping with the next port of its NAT, and two of them meet
 /// if each goes to the port of the other. Other hosts take ports too, so neither node knows how many ports further than predicted
 /// both are. One node tries the predicted ports in order, the other one every second of them: then their requests meet wherever both
 /// offsets together are less than the length of the run, also when they grow meanwhile. Each run starts anew, for what was lost on the

@@ -1,4 +1,4 @@
-//! Which part a node takes in an attempt, what became of earlier ones, and when there is another.
+//! Roles of a node in birthday attempts, outcomes of earlier ones, and the time of the next one.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 
 use crate::nat::NatType;
 
-/// Which pairs may make attempts.
+/// Pairs of NATs between which attempts may be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BirthdayPolicy {
     /// None.
@@ -22,7 +22,7 @@ pub enum BirthdayPolicy {
     Symmetric,
 }
 
-/// Which part a node takes.
+/// Role of a node in an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BirthdaySide {
     /// Behind a symmetric NAT, as the peer is behind another one: it tries ports of the peer's NAT, and either begins.
@@ -46,7 +46,7 @@ pub fn birthday_side(policy: BirthdayPolicy, own: NatType, peer: NatType) -> Opt
     }
 }
 
-/// What became of an attempt. [`Self::name`] is the word for metrics; `Display` is for users.
+/// Outcome of an attempt. [`Self::name`] is the word for metrics; `Display` is for users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BirthdayOutcome {
     /// A port was found and confirmed.
@@ -88,9 +88,9 @@ impl fmt::Display for BirthdayOutcome {
 /// The attempts with one peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BirthdayStatus {
-    /// What became of the last one.
+    /// Outcome of the last attempt.
     pub last: BirthdayOutcome,
-    /// How many in a row found no port.
+    /// Number of attempts in a row that found no port.
     pub attempts: u32,
     /// One runs now.
     pub is_running: bool,
@@ -118,10 +118,10 @@ pub(super) struct Record {
     /// Between two symmetric NATs: this node chooses the port.
     pub(super) leads: bool,
     pub(super) last: Option<BirthdayOutcome>,
-    /// How many in a row found no port, and how often in a row the peer did not take part.
+    /// Number of attempts in a row that found no port, and of those in which the peer did not take part.
     pub(super) attempts: u32,
     silences: u32,
-    /// Where the last one that did found the peer.
+    /// Endpoint of the peer that the last successful attempt found.
     pub(super) found: Option<SocketAddr>,
     /// When this node may begin the next one, and when it takes part in one that the peer begins.
     pub(super) next: Duration,

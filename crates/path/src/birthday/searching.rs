@@ -12,7 +12,7 @@ use super::BirthdayOutcome;
 use super::limits::{ANSWER_TIMEOUT, CONFIRMATIONS, LAST_ANSWER, MAX_ATTEMPT, MAX_SILENCE};
 use super::ports::Volley;
 
-/// How often the port that has answered is asked again while it does not, and for how long.
+/// Time between requests to a port that has answered, until it answers often enough, and the longest time for them.
 const RETRY: Duration = Duration::from_millis(300);
 const MAX_TRIAL: Duration = Duration::from_secs(2);
 /// Most endpoints that are asked because the peer has reached this node from there.
@@ -84,7 +84,7 @@ impl Searching {
         if self.volley.is_over() { next.saturating_add(LAST_ANSWER) } else { next }
     }
 
-    /// What the end of the attempt is, if it has come.
+    /// Outcome of the attempt; `None` while it goes on.
     pub(super) fn end(&self, now: Duration) -> Option<BirthdayOutcome> {
         if self.trial.is_some() {
             return None;

@@ -1,4 +1,4 @@
-//! What a birthday attempt needs to know of the paths to a peer, and what it adds to them.
+//! Paths to a peer as a birthday attempt sees them, and the paths that it adds.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -22,7 +22,7 @@ impl Prober {
             && !self.network.is_relay_only()
     }
 
-    /// Where requests go by way of the relay.
+    /// Address for requests by way of the relay.
     pub(crate) fn relay_address(&self) -> Option<SocketAddr> {
         let current = self.paths.in_use().filter(|path| path.is_relay());
         let any = || self.paths.iter().filter(|path| path.is_relay()).min_by_key(|path| path.rank());
@@ -34,7 +34,7 @@ impl Prober {
         self.network.is_port_of_relay(address) || self.paths.is_relay(address)
     }
 
-    /// Where STUN servers and other nodes see the peer: the only place that an attempt may be aimed at.
+    /// Public IPv4 endpoint at which others see the peer: the only one that an attempt may be aimed at.
     pub(crate) fn birthday_target(&self) -> Option<SocketAddr> {
         let published = self.paths.iter().filter(|path| path.origin == Origin::Published);
         let seen = published.filter(|path| path.candidate.source == Source::Observed);

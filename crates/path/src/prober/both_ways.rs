@@ -11,7 +11,7 @@ use super::Prober;
 use super::path::Path;
 
 impl Prober {
-    /// Where packets to the peer are to go besides the path in use: the relay's loopback port, which shares the fate of no path over UDP.
+    /// Address for packets to the peer besides the path in use: the relay's loopback port, which shares the fate of no path over UDP.
     pub(crate) fn also(&self, now: Duration) -> Option<SocketAddr> {
         let is_doubtful = self.doubt.lasts(now) && self.traffic.session.is_up;
         self.paths.loopback_port().filter(|_| is_doubtful)

@@ -11,7 +11,7 @@ use crate::candidates::Candidate;
 /// A candidate of a peer, and what is known of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CandidateStatus {
-    /// Where it leads, and where it comes from.
+    /// Endpoint and its source.
     pub candidate: Candidate,
     /// WireGuard sends to it.
     pub is_in_use: bool,
@@ -19,7 +19,7 @@ pub struct CandidateStatus {
     pub works: bool,
     /// It passes short datagrams and loses those that are as long as WireGuard's.
     pub loses_long: bool,
-    /// What became of the last [`crate::PathAgent::ping`]; `None` without one.
+    /// Outcome of the last [`crate::PathAgent::ping`]; `None` without one.
     pub ping: Option<PingOutcome>,
 }
 

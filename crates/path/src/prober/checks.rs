@@ -61,7 +61,7 @@ impl Checks {
         self.missed >= MAX_MISSED
     }
 
-    /// How long the answer to a request is waited for that is sent now; `is_repeated` if the one before is missing.
+    /// Time to wait for the answer to a request that is sent now; `is_repeated` if the one before is missing.
     pub(super) fn timeout(&self, is_repeated: bool, round_trip: Duration) -> Duration {
         let longest = match (is_repeated, self.missed.saturating_add(1) >= MAX_MISSED) {
             (false, _) => round_trip.saturating_mul(3),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// The answer to a check is late after twice the round-trip time, but not before this.
 const MIN_WAIT: Duration = Duration::from_millis(50);
-/// How long packets are sent both ways at most, until a path in use has answered.
+/// Longest time in which packets are sent both ways, until a path in use has answered.
 const LONGEST: Duration = Duration::from_secs(2);
 /// The same once the path was left: until the device uses the other one.
 const LEAVING: Duration = Duration::from_millis(500);

@@ -9,9 +9,9 @@ use super::attempt::{ATTEMPT, LAST_REQUEST};
 
 /// Bytes of a WireGuard data message beside the packet in it: 16 of its header and 16 of its tag (WireGuard paper, section 5.4.6).
 pub(super) const OVERHEAD: u32 = 32;
-/// Which request of a test goes with a short one. Only if that is answered, and no long one is, the length is why.
+/// Index of the request of a test that goes with a short one. The length is the cause only if the short one is answered, and no long one.
 const CONTROL: usize = 3;
-/// How long the last answer of a test is waited for.
+/// Time to wait for the last answer of a test.
 const LAST_ANSWER: Duration = Duration::from_secs(1);
 /// A test in which something is done later than this begins anew.
 pub(super) const MAX_DELAY: Duration = Duration::from_millis(500);

@@ -16,7 +16,7 @@ impl Prober {
         self.handshakes.observe(now, works, has_session, tx_bytes);
     }
 
-    /// Where to send a request to start a handshake, if one is due.
+    /// Takes the address for a request to start a handshake; `None` if none is due.
     pub(super) fn take_handshake_request(&mut self, now: Duration) -> Option<SocketAddr> {
         self.handshakes.take_request(now).then_some(self.paths.current).flatten()
     }

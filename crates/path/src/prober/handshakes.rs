@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-/// How long handshakes are unanswered, over a path that answers requests, before the peer is asked to start one. The embedded
+/// Time for which handshakes are unanswered, over a path that answers requests, before the peer is asked to start one. The embedded
 /// WireGuard repeats an initiation after 0.3, 1 and 2 s.
 const UNANSWERED: Duration = Duration::from_secs(2);
 /// Time between requests to start a handshake: the first ones, and those to a peer that did not do it.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 const SLOW_ASK_INTERVAL: Duration = Duration::from_secs(60);
-/// How many are the first ones. While a path answers, no other is tried: where only handshakes are lost, that has to end.
+/// Number of the first requests. While a path answers, no other is tried: where only handshakes are lost, that has to end.
 const FIRST_ASKS: u32 = 5;
 /// Least time between handshakes that a peer asks for.
 const MIN_HANDSHAKE_INTERVAL: Duration = Duration::from_secs(5);
@@ -22,7 +22,7 @@ pub(super) struct Handshakes {
     sent: u64,
     /// Since when they have been unanswered while the path in use answers requests.
     unanswered_since: Option<Duration>,
-    /// How often the peer was asked since there was a session.
+    /// Number of requests to the peer since there was a session.
     asked: u32,
     /// Not before this time is it asked again.
     next_ask: Duration,

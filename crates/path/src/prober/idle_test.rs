@@ -1,9 +1,9 @@
 //! Whether what NATs and firewalls between two nodes keep of an idle session lasts from one keepalive to the next. Where it does not,
 //! and no relay helps, packets after a pause are lost until the other node's next keepalive.
 //!
-//! What a peer sends opens its NAT for this node. So an idle peer gets a request shortly before its next keepalive. If that is not
-//! answered, and the peer is heard again afterwards, its NAT was closed. After two such tests this node sends keepalives more often, and asks
-//! the peer in its requests to do so: the peer's NAT stays open only for what the peer sends.
+//! A packet of a peer opens the peer's NAT for this node. So an idle peer gets a request shortly before its next keepalive. If that is not
+//! answered, and the peer is heard again afterwards, its NAT was closed. After two such tests this node sends keepalives more often, and
+//! asks the peer in its requests to do so: the peer's NAT stays open only for what the peer sends.
 //!
 //! A test opens the NAT of the node that makes it, so the other one would learn nothing in that time: they take turns.
 
@@ -18,7 +18,7 @@ const WAITS: [Duration; 3] = [Duration::from_secs(18), Duration::from_secs(20), 
 /// After so long its keepalive is missing, and the peer gets a request all the same: the controlling node's, then the other one's. After a
 /// minute the session would count as lost.
 const MAX_QUIET: [Duration; 2] = [Duration::from_secs(32), Duration::from_secs(45)];
-/// How long an answer to the last request of a test is waited for.
+/// Time to wait for an answer to the last request of a test.
 const LAST_ANSWER: Duration = Duration::from_secs(1);
 /// Unanswered tests that show that keepalives come too seldom.
 const MAX_FAILED: u8 = 2;
@@ -32,7 +32,7 @@ const HEARD_AGAIN: Duration = Duration::from_secs(60);
 /// Tests of the idle path, and what they have shown in this network and with the peer at this address.
 #[derive(Debug, Default)]
 pub(super) struct IdleTests {
-    /// Where the peer is.
+    /// Address of the peer, to which the results belong.
     of: Option<IpAddr>,
     /// When the next test begins.
     due: Option<Duration>,

@@ -21,7 +21,7 @@ impl Prober {
         self.network.relay.is_none() && self.idle_tests.as_deref().is_some_and(IdleTests::has_failed)
     }
 
-    /// What an authenticated request of the peer says of keepalives.
+    /// Takes from an authenticated request of the peer whether it asks for more keepalives.
     pub(crate) fn peer_wants_keepalives(&mut self, is_asked: bool) {
         if is_asked || self.idle_tests.is_some() {
             self.idle_tests.get_or_insert_default().is_asked = is_asked;

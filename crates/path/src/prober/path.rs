@@ -9,13 +9,13 @@ use super::attempt::ATTEMPT;
 use super::full_size::{Due, FullSize};
 use crate::candidates::{Candidate, Source};
 
-/// How long an answer is waited for.
+/// Longest time to wait for an answer.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long an answer proves that a candidate works.
+/// Time for which an answer proves that a candidate works.
 const FRESH: Duration = Duration::from_secs(10);
 /// Requests per candidate whose answers are waited for.
 const MAX_PENDING: usize = 8;
-/// By how much the round-trip time of another path must be lower: a third, and this much.
+/// Least gain in round-trip time that makes another path better: a third, and this much.
 const MIN_GAIN: Duration = Duration::from_millis(5);
 
 /// Origin of an endpoint of the peer: who names it.
@@ -104,7 +104,7 @@ impl Path {
         self.pending.push((transaction, now));
     }
 
-    /// What goes over TCP has no length of its own.
+    /// Whether datagrams keep their length on this path: what goes over TCP has no length of its own.
     fn has_full_size(&self) -> bool {
         !self.is_relay() || self.is_relay_port()
     }

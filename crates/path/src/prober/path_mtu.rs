@@ -1,5 +1,5 @@
-//! Which packets the path in use passes, where it loses the longest of the tunnel and no other path passes those: routes to the peer
-//! get that MTU, so that the kernel says it to whoever sends longer ones (RFC 1191, RFC 8201).
+//! MTU of the path in use, where it loses the longest packets of the tunnel and no other path passes those: routes to the peer get that
+//! MTU, so that the kernel says it to whoever sends longer ones (RFC 1191, RFC 8201).
 //!
 //! It is searched for as in RFC 8899: by padded requests. Each goes with a short one. A length counts as lost only if none of its requests
 //! was answered and all of the short ones were, so that a busy host or a network that loses packets finds nothing. A search
@@ -22,9 +22,9 @@ const UNIT: u32 = 16;
 const MIN_MTU: u32 = 1200;
 /// When the requests of one length are sent, each with a short one.
 const STEP: [Duration; 3] = [Duration::ZERO, Duration::from_millis(150), Duration::from_millis(400)];
-/// How long the last answer is waited for.
+/// Time to wait for the last answer.
 const LAST_ANSWER: Duration = Duration::from_secs(1);
-/// How long after a test has found the path too narrow: by then the other paths have been asked, and used if they are better.
+/// Time to wait after a test has found the path too narrow: by then the other paths have been asked, and used if they are better.
 const SETTLING: Duration = Duration::from_secs(2);
 /// The longest time that a search takes: a host that is too busy to ask and to hear in time finds nothing.
 const LONGEST: Duration = Duration::from_secs(30);
@@ -50,9 +50,9 @@ pub(super) struct PathMtu {
 #[derive(Debug)]
 struct Search {
     address: SocketAddr,
-    /// That of the tunnel.
+    /// MTU of the tunnel.
     full: u32,
-    /// What was found the last time.
+    /// MTU that was found the last time.
     known: Option<u32>,
     /// The greatest that passes, and the least that does not, in units.
     passes: Option<u32>,
@@ -83,7 +83,7 @@ enum Answer {
     Last(Outcome),
 }
 
-/// What becomes of a search.
+/// Outcome of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     /// This passes.

@@ -10,7 +10,7 @@ pub(super) struct Ping {
     began: Duration,
     /// Round-trip time of the first answer.
     answers: BTreeMap<SocketAddr, Duration>,
-    /// What was asked, and how often.
+    /// Number of requests to each address.
     asked: BTreeMap<SocketAddr, u32>,
 }
 

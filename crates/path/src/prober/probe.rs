@@ -17,6 +17,6 @@ pub(crate) struct Probe {
     pub(crate) is_proven: bool,
     /// It goes over the relay in a round: it carries this node's own candidates.
     pub(crate) signals: bool,
-    /// Its least length in bytes.
+    /// Least length in bytes.
     pub(crate) length: usize,
 }

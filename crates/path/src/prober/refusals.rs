@@ -8,7 +8,7 @@ use super::Prober;
 /// Least time between two that count.
 const MIN_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What such a message is a reason for.
+/// Consequence of such a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hint {
     /// The path in use is asked now.

@@ -8,7 +8,7 @@ use super::Prober;
 use super::path::{Origin, Path};
 use crate::candidates::Candidate;
 
-/// How long what the peer has said is tried, unless it says something else. It says it again in every round.
+/// Time for which candidates that the peer has named are tried, unless it names others. It names them again in every round.
 const LIFETIME: Duration = Duration::from_secs(120);
 /// The most candidates that only the peer itself names.
 const MAX_SIGNALLED: usize = 8;

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// How long after traffic the path in use is checked.
+/// Time after traffic in which the path in use is checked.
 const ACTIVE: Duration = Duration::from_secs(60);
 /// Bytes between two observations that are no traffic: a handshake and keepalives.
 const IDLE_BYTES: u64 = 300;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::candidates::Candidate;
 
-/// Why an endpoint is set.
+/// Reason why an endpoint is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EndpointReason {
     /// A live session moves there: it answers probes faster, or is configured or inside this site.
@@ -66,10 +66,10 @@ pub(super) struct Attempts {
     pub(super) current: Option<Attempt>,
     /// When the first attempt began.
     pub(super) began: Option<Duration>,
-    /// To be tried before all others: it has just appeared.
+    /// Address to try before all others: it has just appeared.
     pub(super) urgent: Option<SocketAddr>,
     pub(super) round: u32,
-    /// What was tried, with the round of the last attempt. A list: there are few, for each of thousands of peers.
+    /// Addresses that were tried, with the round of the last attempt. A list: there are few, for each of thousands of peers.
     tried: Vec<(SocketAddr, u32)>,
 }
 
@@ -90,7 +90,7 @@ impl Attempts {
         self.tried.contains(&(address, self.round))
     }
 
-    /// How many addresses were tried.
+    /// Number of addresses that were tried.
     pub(super) fn count(&self) -> usize {
         self.tried.len()
     }

@@ -11,7 +11,7 @@ const MAX_UNANSWERED_BYTES: u64 = 64;
 /// The WireGuard device's state of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Observation {
-    /// Where packets go now.
+    /// Endpoint that packets go to now; `None` if there is none.
     pub endpoint: Option<SocketAddr>,
     /// Time since the last completed handshake.
     pub handshake_age: Option<Duration>,
@@ -21,7 +21,7 @@ pub struct Observation {
     pub tx_bytes: u64,
 }
 
-/// Why a session is lost.
+/// Reason why a session is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Loss {
     Expired,

@@ -36,7 +36,7 @@ impl fmt::Display for State {
     }
 }
 
-/// Why a path is in its state. [`Self::name`] is the word for conditions, Events and metrics; `Display` is the sentence.
+/// Reason for the state of a path. [`Self::name`] is the word for conditions, Events and metrics; `Display` is the sentence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
     /// Each candidate was tried and none completed a handshake.
@@ -102,9 +102,9 @@ impl fmt::Display for Reason {
 pub struct Status {
     /// Whether packets reach the peer.
     pub state: State,
-    /// Why.
+    /// Reason for this state.
     pub reason: Reason,
-    /// Where packets go now.
+    /// Endpoint that packets go to now.
     pub endpoint: Option<SocketAddr>,
     /// The source of that endpoint.
     pub source: Option<Source>,

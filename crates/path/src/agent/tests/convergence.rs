@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use super::*;
 
-/// How long a NAT keeps a mapping without traffic (RFC 4787, REQ-5, asks for 2 minutes; many keep 30 s).
+/// Time for which a NAT keeps a mapping without traffic (RFC 4787, REQ-5, asks for 2 minutes; many keep 30 s).
 const NAT_TIMEOUT: Duration = Duration::from_secs(30);
 /// `REKEY_TIMEOUT`: WireGuard repeats an unanswered handshake.
 const REPEAT: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(100);
 
-/// What a WireGuard device knows of one peer.
+/// State of one peer in a WireGuard device.
 #[derive(Default, Clone, Copy)]
 struct Link {
     endpoint: Option<SocketAddr>,
@@ -20,7 +20,7 @@ struct Link {
 
 struct Node {
     agent: PathAgent,
-    /// Where others see it.
+    /// Address at which others see it.
     address: SocketAddr,
     /// Behind a NAT with address- and port-dependent filtering (RFC 4787, 5).
     nat: bool,

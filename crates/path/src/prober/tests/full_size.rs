@@ -119,7 +119,7 @@ fn another_network_or_another_mtu_is_tested_anew() {
     assert_eq!(bed.prober.full_length, Some(1472), "peers may have no jumbo frames");
 }
 
-/// Its requests were not sent, or answers wait in the socket.
+/// Requests of the test were not sent, or answers wait in the socket.
 #[test]
 fn a_host_that_was_suspended_during_a_test_begins_it_anew() {
     for after in [50, 1500] {

@@ -66,7 +66,7 @@ fn a_handshake_is_started_for_a_peer_that_is_there_once_in_five_seconds() {
     assert_eq!(started.count(), 4, "in 20 s");
 }
 
-/// Its recorder sends it again, from the address of the peer: the peer is asked, and no more.
+/// The recorder sends the request again, from the address of the peer: the peer is asked, and no more.
 #[test]
 fn a_recorded_request_starts_no_handshake_and_costs_two_requests_a_second() {
     let mut bed = Bed::new(true, &[public(1)]);

@@ -1,4 +1,4 @@
-//! How the end of a session is noticed.
+//! Detection of the end of a session.
 
 use super::*;
 
