@@ -55,7 +55,7 @@ impl Batch {
         self.datagram_length
     }
 
-    /// One by one.
+    /// Each datagram by itself.
     pub(crate) fn datagrams(&self) -> impl Iterator<Item = &[u8]> {
         self.bytes.chunks(self.datagram_length.max(1))
     }
@@ -97,7 +97,7 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    /// One whose batches these threads encrypt, if there are any.
+    /// An outbox whose batches these threads encrypt, if there are any.
     pub(crate) fn new(workers: &Workers) -> Self {
         Self { encrypts_at_once: !workers.has_threads(), ..Self::default() }
     }

@@ -37,7 +37,7 @@ pub(crate) enum Frame<'a> {
     TakeTunnel,
     /// From the new one: a datagram of a session that it does not have.
     Datagram(Path, &'a [u8]),
-    /// The same of several of one path, of which each but the last is so many bytes long.
+    /// From the new one: several datagrams of such a session on one path, of which each but the last is so many bytes long.
     Datagrams(Path, u16, &'a [u8]),
 }
 
@@ -146,7 +146,7 @@ fn read_offer(mut bytes: &[u8]) -> Option<Offer> {
     Some(Offer { port, has_header, takes_datagrams, kept, peers })
 }
 
-/// Nothing, or how many there are and each of them.
+/// Writes the number of the kept sockets' endpoints, and then each of them; nothing if there are none.
 fn write_kept(kept: &[SocketAddrV4], bytes: &mut Vec<u8>) {
     let count = u8::try_from(kept.len()).unwrap_or(u8::MAX);
     if count > 0 {

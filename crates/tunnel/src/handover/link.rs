@@ -19,7 +19,7 @@ pub(crate) const MAX_KEPT: usize = 250;
 /// Room for a burst of datagrams.
 const BUFFER: usize = 4 << 20;
 
-/// One end.
+/// End of the connection in this process.
 pub(super) struct Link(Socket);
 
 /// Result of [`Link::receive`].

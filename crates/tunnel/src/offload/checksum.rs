@@ -18,7 +18,7 @@ impl Sum {
         Self(low).plus(Self(high)).plus(Self::of_last(rest))
     }
 
-    /// The same for less than eight bytes.
+    /// Sum of less than eight bytes.
     fn of_last(bytes: &[u8]) -> Self {
         let (words, rest) = bytes.as_chunks::<4>();
         let sum = words.iter().fold(0, |sum: u64, word| sum.wrapping_add(u32::from_ne_bytes(*word).into()));
@@ -63,7 +63,7 @@ impl Sum {
         !self.folded()
     }
 
-    /// The same for a protocol in which zero says that there is no checksum (UDP, RFC 768).
+    /// Value of the checksum field for a protocol in which zero says that there is no checksum (UDP, RFC 768).
     pub(crate) fn checksum_not_zero(self) -> u16 {
         match self.checksum() {
             0 => u16::MAX,

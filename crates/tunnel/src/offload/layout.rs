@@ -67,7 +67,7 @@ pub(crate) fn put<const N: usize>(bytes: &mut [u8], at: usize, value: [u8; N]) {
     }
 }
 
-/// The same for a big-endian field of 16 bits.
+/// Writes a big-endian field of 16 bits, as [`put`] does.
 pub(crate) fn put_word(bytes: &mut [u8], at: usize, value: u16) {
     put(bytes, at, value.to_be_bytes());
 }

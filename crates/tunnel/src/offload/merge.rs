@@ -287,7 +287,7 @@ impl Joined {
         })
     }
 
-    /// As the kernel's `gro_receive_network_flush`.
+    /// Continues the sequence of identifications, as the kernel's `gro_receive_network_flush` does; `None` if the segment breaks it.
     fn ids_with(&self, segment: &Segment) -> Option<Ids> {
         if !segment.is_v4() {
             return Some(Ids::Unknown);
