@@ -128,7 +128,7 @@ impl Bindings {
         self.plan();
     }
 
-    /// The same for one peer, whose path does not answer.
+    /// The path to one peer does not answer: its port is bound again.
     pub(crate) fn renew(&mut self, now: Duration, peer: &PublicKey) {
         if let Some(binding) = self.peers.get_mut(peer) {
             binding.renew(now);

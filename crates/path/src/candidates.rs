@@ -149,7 +149,7 @@ pub fn order(own: &OwnView, peer: &PeerView) -> Vec<Candidate> {
 }
 
 impl PeerView {
-    /// The same as nodes in other networks see it.
+    /// The endpoints as nodes in other networks see them.
     fn without_nat64(&self, nat64: &Nat64) -> Self {
         let original = |endpoints: &[SocketAddr]| endpoints.iter().map(|it| nat64.original(*it)).collect();
         Self {

@@ -35,8 +35,9 @@ pub struct Config {
     /// second (`REKEY_TIMEOUT` and jitter): a shorter attempt may pass without a handshake, unless the caller forces one whenever it sets
     /// an endpoint.
     pub attempt: Duration,
-    /// Duration of each attempt after those rounds, before it grows; a peer that stays away for a day costs next to nothing. It is stretched by up to a
-    /// half, differently each round: two nodes that rotate at the same pace might otherwise never try each other at the same time.
+    /// Duration of each attempt after those rounds, before it grows; a peer that stays away for a day costs next to nothing. It is
+    /// stretched by up to a half, differently each round: two nodes that rotate at the same pace might otherwise never try each other at
+    /// the same time.
     pub slow_attempt: Duration,
     /// The most that [`Self::slow_attempt`] grows to: a twentieth of the time since the rotation began.
     pub max_attempt: Duration,

@@ -15,11 +15,11 @@ use crate::rotation::{Rotation, State};
 pub(super) struct Peer {
     pub(super) rotation: Rotation,
     pub(super) prober: Prober,
-    /// As the last [`Event::SendBothWays`] said.
+    /// Second address for packets, as the last [`Event::SendBothWays`] said.
     pub(super) also: Option<SocketAddr>,
-    /// As the last [`Event::RouteMtuChanged`] said.
+    /// MTU of routes to the peer, as the last [`Event::RouteMtuChanged`] said.
     pub(super) route_mtu: Option<u32>,
-    /// As the last [`Event::KeepaliveChanged`] said.
+    /// Whether keepalives have to come more often, as the last [`Event::KeepaliveChanged`] said.
     pub(super) needs_keepalives: bool,
     /// The request that last named candidates of the peer: its epoch and counter.
     pub(super) named: Option<(Epoch, u64)>,

@@ -66,7 +66,7 @@ impl Path {
         }
     }
 
-    /// The same when the plan does not name it any more.
+    /// The path as it is once the plan does not name it any more.
     pub(super) fn withdrawn(self) -> Self {
         let origin = match self.origin {
             Origin::Published if !self.is_relay() => Origin::Request,

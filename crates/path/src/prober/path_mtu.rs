@@ -68,7 +68,7 @@ struct Search {
 struct Step {
     began: Duration,
     sent: usize,
-    /// With whether it is a long one.
+    /// Requests that were not answered yet, each with whether it is a long one.
     pending: Vec<(TransactionId, bool)>,
     short: usize,
 }
