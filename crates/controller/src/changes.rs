@@ -1,4 +1,4 @@
-//! When a task that keeps objects current, made from objects of some kinds, runs again.
+//! Signals that run a task again which keeps objects current, made from objects of some kinds.
 
 use std::time::Duration;
 

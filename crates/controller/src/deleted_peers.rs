@@ -20,7 +20,7 @@ use crate::changes::Changes;
 
 /// Field manager of `status.deletedPeers`.
 const MANAGER: &str = "fairlead-controller-deleted";
-/// How long a deletion is remembered, as nodes remember it.
+/// Lifetime of a recorded deletion: 7 days, as on the nodes.
 const KEEP: SignedDuration = SignedDuration::from_hours(7 * 24);
 /// Changes are collected this long: of a node that is deleted others are to know within seconds.
 const DEBOUNCE: Duration = Duration::from_millis(500);
@@ -102,7 +102,7 @@ async fn write(client: &Client, mesh: &str, entries: &[DeletedPeer]) {
     }
 }
 
-/// What the status is to have. The watch shows what was written only later, so this counts once it was read.
+/// Record of deletions for the status. The watch shows a write only later, so after the first read this copy counts.
 #[derive(Default)]
 struct Record {
     deleted: Option<BTreeMap<String, DeletedPeer>>,

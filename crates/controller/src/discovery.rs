@@ -23,9 +23,9 @@ use tokio::time::{sleep, timeout};
 
 /// Field manager of the Secret.
 const MANAGER: &str = "fairlead-controller-discovery";
-/// How often it is looked for while a mesh needs it; a change of the mesh is seen at once.
+/// Interval of checks for the Secret while a mesh needs it; a change of the mesh is seen at once.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// How soon after a failure.
+/// Pause after a failed check.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Runs forever.

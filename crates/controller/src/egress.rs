@@ -39,18 +39,18 @@ pub fn cost_of_answer(answer: &[u8]) -> Option<i32> {
     costs::of_answer(&pods::parse(answer)?)
 }
 
-/// Why a gateway is not ready that answers a request for `/readyz` with this; `None` if that says nothing. For fuzz targets and recorded
-/// answers, as [`cost_of_answer`].
+/// Cause that is reported for a gateway which answers a request for `/readyz` with this; `None` if the answer names none. For fuzz
+/// targets and recorded answers, as [`cost_of_answer`].
 pub fn cause_of_answer(answer: &[u8]) -> Option<String> {
     Some(causes::of_answer(&Pod::default(), &pods::parse(answer)?)?.message)
 }
 
-/// How the program is to run.
+/// Settings of the egress controller.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Identity of this replica in the Lease.
     pub identity: String,
-    /// Where metrics are served, and for whom.
+    /// Address of the metrics endpoint, and who may read it.
     pub metrics: MetricsAddress,
     /// Address of `/healthz` and `/readyz`.
     pub health: SocketAddr,
@@ -67,9 +67,9 @@ pub struct Settings {
 /// The pod of this replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnPod {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
 }
 

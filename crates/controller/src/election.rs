@@ -20,11 +20,11 @@ pub(crate) const NAME: &str = "election";
 /// Time for the write that releases the Lease on shutdown.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the election tells.
+/// Results of the election, current while the subsystem runs.
 pub(crate) struct Outcome {
     /// Whether this replica leads.
     pub(crate) leading: watch::Receiver<bool>,
-    /// How often etcd was restored from a backup.
+    /// Number of times that etcd was restored from a backup, as seen by this replica.
     pub(crate) restorations: watch::Receiver<u64>,
 }
 

@@ -28,12 +28,12 @@ use crate::stores::Stores;
 
 pub(crate) use self::metrics::GrantMetrics;
 
-/// How long the loop sleeps when nothing happens.
+/// Longest sleep of the loop when nothing happens.
 const IDLE: Duration = Duration::from_secs(10);
-/// How long one call of the API server may take: a call that hangs must not keep a slot.
+/// Time limit of one call of the API server: a call that hangs must not keep a slot.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a granted request is left without a status: its node finds the block by its label and deletes the request, which
-/// saves the write.
+/// Pause before a granted request gets a status: its node finds the block by its label and deletes the request, which saves
+/// the write.
 const STATUS_PAUSE: Duration = Duration::from_millis(250);
 /// Longest pause before the status of a granted request is written again.
 const MAX_STATUS_PAUSE: Duration = Duration::from_secs(60);
@@ -98,7 +98,7 @@ pub(crate) async fn run(
     }
 }
 
-/// What a task returned; its panic is ours.
+/// Takes the result of a task; `None` if the task was cancelled. A panic of the task goes on here.
 fn unwrap<T>(ended: Result<T, JoinError>) -> Option<T> {
     match ended.map_err(JoinError::try_into_panic) {
         Ok(value) => Some(value),
@@ -111,21 +111,21 @@ fn view<'a>(uid: &'a str, request: &'a BlockRequest) -> Pending<'a> {
     Pending { uid, node: &request.spec.node_name, claims: request.spec.in_use.is_some() }
 }
 
-/// Why a request could not be answered.
+/// Reason why a request could not be answered.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     /// The API server refused.
     #[error("cannot {operation}: {source}")]
     Api {
-        /// What was tried.
+        /// Operation that failed, as in "cannot {operation}".
         operation: String,
-        /// Its answer.
+        /// Error of the API client.
         source: Box<kube::Error>,
     },
     /// The API server did not answer.
     #[error("cannot {operation}: the API server did not answer within {} s", CALL_TIMEOUT.as_secs())]
     TimedOut {
-        /// What was tried.
+        /// Operation that got no answer, as in "cannot {operation}".
         operation: String,
     },
     /// The watch lacks the pool or the blocks that the API server has.
@@ -288,7 +288,7 @@ pub(crate) fn lock(known: &Mutex<KnownBlocks>) -> MutexGuard<'_, KnownBlocks> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many pods a Node can run, if it says so.
+/// Number of pods that a Node can run, from `status.capacity.pods`; `None` if that is missing or malformed.
 pub(crate) fn pod_capacity(node: &Node) -> Option<u32> {
     let quantity = &node.status.as_ref()?.capacity.as_ref()?.get("pods")?.0;
     let digits = quantity.trim_end_matches(|c: char| c.is_ascii_alphabetic());

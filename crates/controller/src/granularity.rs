@@ -1,4 +1,4 @@
-//! Which granularity is in use: the one that the WireKubeMesh asks for, once the nodes have prepared for it.
+//! Granularity in use: the one that the WireKubeMesh asks for, once the nodes have prepared for it.
 //!
 //! A node that has not would lose packets of those that use another one, so a live node that does not say that it has, as an old
 //! program never does, keeps the granularity as it was, and is named. A node counts as live unless Kubernetes lost its kubelet (its Node
@@ -29,7 +29,7 @@ const MANAGER: &str = "fairlead-controller-granularity";
 const DEBOUNCE: Duration = Duration::from_millis(200);
 /// Interval without a change, for what has waited long enough.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(5);
-/// How long nodes may take before they are named, and how long what was said of them stays: every node reads it.
+/// Time that nodes have to prepare before a message names them, and the shortest time between two such messages: every node reads them.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Most names in a message.
 const MAX_NAMES: usize = 8;
@@ -123,7 +123,7 @@ fn is_lost(node: &Node) -> bool {
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "Unknown")
 }
 
-/// Since when nodes are waited for, and what was said last.
+/// Start of the wait for nodes, by the granularity that is wanted, and time of the last message.
 #[derive(Debug, Default)]
 struct Patience {
     since: Option<(Granularity, Instant)>,
@@ -170,7 +170,7 @@ fn message(mesh: &str, in_use: Granularity, wanted: Granularity, waits_for: &[St
     )
 }
 
-/// What to apply. Pure.
+/// Patch of the status of the mesh. Pure.
 fn status(mesh: &WireKubeMesh, progress: &Progress, now: jiff::Timestamp) -> Value {
     let present = mesh.status.clone().unwrap_or_default();
     let wanted = mesh.wanted_granularity();

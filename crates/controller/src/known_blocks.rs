@@ -7,8 +7,9 @@ use fairlead_ipam::{AssumedBlocks, BlockIndex, ExistingBlock};
 use kube::ResourceExt;
 use kube::runtime::watcher::Event;
 
-/// How long a block is assumed to exist although the watch does not show it. The watch shows it within a second; one that
-/// was deleted in between must not be assumed forever, and the API server refuses a name that is taken after all.
+/// Time for which a block is assumed to exist although the watch does not show it. The watch shows it within a second;
+/// one that was deleted in between must not be assumed forever, and the API server refuses a name that is taken after
+/// all.
 const ASSUMED_LIFETIME: Duration = Duration::from_secs(60);
 
 /// Kept current by the events of the watch, one by one: with 100,000 blocks, an answer must not begin with a copy of all.
@@ -18,7 +19,7 @@ pub(crate) struct KnownBlocks {
     /// The list that is being received.
     listing: Vec<AddressBlock>,
     assumed: AssumedBlocks<ExistingBlock>,
-    /// When the last list was complete.
+    /// Time at which the last list was complete.
     listed: Option<Instant>,
 }
 
@@ -63,7 +64,7 @@ impl KnownBlocks {
         &self.index
     }
 
-    /// When the last list was complete.
+    /// Time at which the last list was complete.
     pub(crate) fn listed(&self) -> Option<Instant> {
         self.listed
     }

@@ -1,4 +1,4 @@
-//! What the elected replica does: it grants blocks, maintains AddressPools, releases the blocks of deleted Nodes,
+//! Work of the elected replica: it grants blocks, maintains AddressPools, releases the blocks of deleted Nodes,
 //! counts the peers of the mesh, copies what Nodes say to them, runs its relay, and names fields that have no effect.
 
 use std::collections::BTreeMap;
@@ -35,14 +35,14 @@ use crate::stores::Stores;
 use crate::work_queue::{ReconcileMetrics, WorkQueueMetrics};
 use crate::{discovery, granularity, leadership, mesh, peer_facts, pools, without_effect};
 
-/// How long the leader waits before it does certain things.
+/// Pauses of the leader before and between parts of its work.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pauses {
-    /// Before it grants blocks that no node claims.
+    /// Pause before it grants blocks that no node claims.
     pub(crate) hold_off: Duration,
-    /// Before it frees the blocks of a deleted Node.
+    /// Pauses before it frees the blocks of a deleted Node.
     pub(crate) graces: Graces,
-    /// Between attempts to free blocks.
+    /// Interval of attempts to free blocks.
     pub(crate) sweep_interval: Duration,
 }
 

@@ -12,11 +12,11 @@ pub(crate) const NAME: &str = "leader";
 /// Time for a subsystem to stop.
 pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What the leader's work is started and stopped for.
+/// Signals that start and stop the leader's work: elections, and restorations of etcd.
 pub(crate) struct Changes {
     leading: watch::Receiver<bool>,
     restorations: watch::Receiver<u64>,
-    /// When etcd was last restored from a backup.
+    /// Time of the last restoration of etcd from a backup.
     restored: Option<Instant>,
 }
 
@@ -25,7 +25,7 @@ impl Changes {
         Self { leading, restorations, restored: None }
     }
 
-    /// Waits for the next one, and says whether this replica leads.
+    /// Waits for the next signal, and says whether this replica leads.
     async fn next(&mut self) -> bool {
         tokio::select! {
             changed = self.leading.changed() => match changed {

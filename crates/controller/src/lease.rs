@@ -27,7 +27,7 @@ pub(crate) const RETRY_PERIOD: Duration = Duration::from_secs(2);
 pub(crate) struct Elector {
     identity: String,
     observed: Option<Observed>,
-    /// When the last accepted write was sent, while this candidate is the holder.
+    /// Time at which the last accepted write was sent, while this candidate is the holder.
     renewed: Option<Instant>,
     /// Resource version of the Lease as last seen.
     version: Option<u64>,
@@ -36,7 +36,7 @@ pub(crate) struct Elector {
 #[derive(Debug)]
 struct Observed {
     lease: Lease,
-    /// When its record was first seen as it is.
+    /// Time at which its record was first seen as it is.
     since: Instant,
 }
 
@@ -50,13 +50,13 @@ impl Elector {
         self.renewed.is_some_and(|at| now.saturating_duration_since(at) < RENEW_DEADLINE)
     }
 
-    /// When it ceases to be the leader unless a renewal succeeds.
+    /// Time at which it ceases to be the leader unless a renewal succeeds.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.renewed.and_then(|at| at.checked_add(RENEW_DEADLINE))
     }
 
-    /// What the API server has now, read from etcd. True if etcd was restored from a backup since the last time; also if the Lease
-    /// is gone, which may have the same reason.
+    /// Takes the Lease as read from etcd; `None` if the API server has none. True if etcd was restored from a backup since the
+    /// last time; also if the Lease is gone, which may have the same reason.
     pub(crate) fn observe(&mut self, now: Instant, lease: Option<Lease>) -> bool {
         let version = lease.as_ref().and_then(version);
         let seen = std::mem::replace(&mut self.version, version);

@@ -1,4 +1,4 @@
-//! Which node has which addresses on the mesh. Pure.
+//! Assignment of mesh addresses to nodes. Pure.
 //!
 //! One of each family: of IPv6 that which KubeSpan derives from the cluster and the node's first link-layer address, of IPv4 one of
 //! `spec.meshCIDR`. What a node has it keeps, whatever joins later; so no node can take the address of another, whatever it says.
@@ -13,9 +13,9 @@ use fairlead_wire::discovery::id_of_key;
 use ipnet::{Ipv4Net, Ipv6Net};
 use jiff::Timestamp;
 
-/// How long the IPv4 address of a node is kept that was deleted.
+/// Time for which the IPv4 address of a deleted node is kept for it.
 pub(crate) const KEEP: Duration = Duration::from_secs(24 * 3600);
-/// How many are: the newest.
+/// Most addresses of deleted nodes that are kept: the newest.
 const MAX_KEPT: usize = 1024;
 
 /// A node of the mesh.
@@ -24,11 +24,11 @@ pub(crate) struct Applicant {
     pub(crate) name: String,
     /// Seconds at which its object was created, and its UID: the order of age.
     pub(crate) since: (i64, String),
-    /// What it has.
+    /// Addresses that the node has on the mesh now.
     pub(crate) present: Vec<IpAddr>,
-    /// What it derives from its first link-layer address; `None` if it has none.
+    /// Interface identifier from the first link-layer address of the node; `None` if it has none.
     pub(crate) interface_id: Option<InterfaceId>,
-    /// It has said whether it has one.
+    /// Whether the node has reported its status; before that, a missing `interface_id` means nothing.
     pub(crate) has_reported: bool,
     pub(crate) public_key: Option<PublicKey>,
 }
@@ -41,19 +41,19 @@ pub(crate) struct Kept {
     pub(crate) until: Timestamp,
 }
 
-/// Where addresses are from.
+/// Ranges from which addresses are assigned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Space {
-    /// `None` while the identifier of the cluster is not known: what nodes have stays.
+    /// Prefix of the cluster; `None` while the identifier of the cluster is not known: nodes keep their addresses until then.
     pub(crate) ipv6: Option<Ipv6Net>,
-    /// `None` where none are wanted.
+    /// `spec.meshCIDR`; `None` where no IPv4 addresses are wanted.
     pub(crate) ipv4: Option<Ipv4Net>,
 }
 
-/// Who has what.
+/// Result of an assignment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Assigned {
-    /// By name, IPv6 first.
+    /// Addresses by node name, IPv6 first.
     pub(crate) addresses: BTreeMap<String, Vec<IpAddr>>,
     pub(crate) kept: Vec<Kept>,
     /// Nodes for which no IPv4 address is left.

@@ -86,14 +86,14 @@ async fn try_release(client: &Client, block: &AddressBlock, metrics: &OrphanMetr
     outcome.is_ok_and(|outcome| outcome == Outcome::Freed)
 }
 
-/// What became of an orphaned block.
+/// Outcome of an attempt to free an orphaned block.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It is deleted.
+    /// The block is deleted.
     Freed,
     /// Pods of its Node are left.
     InUse,
-    /// Its Node exists again, or the object has changed: it is not an orphan.
+    /// The block is no orphan: its Node exists again, or the object has changed.
     Kept,
 }
 

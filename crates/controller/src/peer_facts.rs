@@ -77,14 +77,14 @@ async fn write(api: &Api<WireKubePeer>, name: String, facts: NodeFacts) {
     }
 }
 
-/// What to write; `None` if it is there.
+/// Facts to write to the peer; `None` if its status has them.
 fn due(peer: &WireKubePeer, node: &Node, topology: &Topology, mesh_ips: Vec<String>) -> Option<NodeFacts> {
     let facts = NodeFacts { mesh_ips, ..facts(node, topology) };
     let present = peer.status.as_ref().and_then(|status| status.node.as_ref());
     (present != Some(&facts)).then_some(facts)
 }
 
-/// What a Node says. Pure. What is no address is left out; the order is always the same.
+/// Facts about a Node. Pure. Addresses that do not parse are left out; the order is always the same.
 fn facts(node: &Node, topology: &Topology) -> NodeFacts {
     let addresses = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
     let internal = addresses.filter(|address| address.type_ == "InternalIP");

@@ -25,7 +25,7 @@ const MAX_NAMED_NODES: usize = 5;
 /// Whether another pool contains addresses of this one.
 pub(crate) const OVERLAPPING: &str = "Overlapping";
 
-/// Why a condition of a pool is true or false. Events carry the same word.
+/// Reason why a condition of a pool is true or false. Events carry the same word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reason {
     Available,

@@ -164,7 +164,7 @@ mod tests {
 
     use super::*;
 
-    /// What [`super::actions`] says of these blocks, each of which gets a name of its own.
+    /// Actions of [`super::actions`] for these blocks, each of which gets a name of its own.
     fn actions(
         pools: &[Arc<AddressPool>],
         blocks: &[Arc<AddressBlock>],

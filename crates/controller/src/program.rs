@@ -13,25 +13,25 @@ use crate::leader::{LeaderMetrics, Pauses};
 use crate::leadership::{Changes, lead_while_elected};
 use crate::{election, leader, replica};
 
-/// For this long after a list of all blocks, only blocks that nodes claim are granted. Nodes claim within a second what the
+/// Time after a list of all blocks in which only blocks that nodes claim are granted. Nodes claim within a second what the
 /// API server has lost.
 const HOLD_OFF: Duration = Duration::from_secs(3);
-/// The same after etcd was restored from a backup: the watches of nodes are retried every 30 s by then.
+/// Time of this kind after etcd was restored from a backup: the watches of nodes are retried every 30 s by then.
 const RESTORATION_HOLD_OFF: Duration = Duration::from_secs(60);
-/// How long a block made by hand may name a Node that never existed.
+/// Age at which a block that was made by hand is released if its Node never existed.
 const NEVER_EXISTED_GRACE: Duration = Duration::from_secs(10);
-/// How the program is to run.
+/// Settings of the controller.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Identity of this replica in the Lease.
     pub identity: String,
-    /// Where metrics are served, and for whom.
+    /// Address of the metrics endpoint, and who may read it.
     pub metrics: MetricsAddress,
     /// Address of `/healthz` and `/readyz`.
     pub health: SocketAddr,
     /// Interval of attempts to release the blocks of deleted Nodes, in addition to every change of a Node.
     pub sweep_interval: Duration,
-    /// How long a Node must have been deleted before its blocks are released.
+    /// Time between the deletion of a Node and the release of its blocks.
     pub deleted_node_grace: Duration,
 }
 
@@ -62,7 +62,8 @@ pub async fn run(
     Ok(outcome?)
 }
 
-/// How long after a restoration of etcd, or else after an election, blocks are granted only to nodes that claim them.
+/// Time after an election, or longer after a restoration of etcd, in which blocks are granted only to nodes that claim
+/// them.
 fn hold_off(restored: Option<Instant>) -> Duration {
     let left = restored.map(|restored| RESTORATION_HOLD_OFF.saturating_sub(restored.elapsed()));
     left.map_or(HOLD_OFF, |left| left.max(HOLD_OFF))

@@ -38,12 +38,12 @@ use state::{Observed, RELAY_READY, State, unavailable};
 
 /// Field manager of the objects, and of what the status says of the relay.
 const MANAGER: &str = "fairlead-controller-relay";
-/// How often the objects are applied while there is a relay; a change of the mesh is seen at once.
+/// Interval at which the objects are applied while there is a relay; a change of the mesh is seen at once.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// How often their removal is tried again.
+/// Interval at which the removal of the objects is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What keeps the relay current.
+/// Task that keeps the relay current.
 pub(crate) struct Reconciler {
     client: Client,
     meshes: Store<WireKubeMesh>,
@@ -97,7 +97,7 @@ impl Reconciler {
         }
     }
 
-    /// Of several meshes the first by name is used.
+    /// Relay that the mesh asks for, if it does; of several meshes the first by name counts.
     fn wanted(&self) -> Option<Wanted> {
         let mut meshes = self.meshes.state();
         meshes.sort_by_key(|mesh| mesh.name_any());
@@ -262,7 +262,7 @@ impl Reconciler {
 #[error("{}", .0.message)]
 struct Refused(Finding<'static>);
 
-/// What to apply to a status; `None` if it says so. Pure.
+/// Patch of the status of the mesh; `None` if the status needs none. Pure.
 fn status(
     present: &WireKubeMeshStatus,
     found: Option<(State, Option<String>)>,

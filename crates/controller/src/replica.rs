@@ -1,4 +1,5 @@
-//! What every replica of a controller does, whichever it is: asks the API server, serves metrics and health, and ends in order.
+//! Duties of every replica of a controller, leader or not: it asks the API server, serves metrics and health, and ends in
+//! order.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -14,13 +14,14 @@ use crate::known_blocks::KnownBlocks;
 #[derive(Debug, Clone)]
 pub(crate) struct Stores {
     pub(crate) blocks: Store<AddressBlock>,
-    /// Of each Node only its identity, its pod capacity, its addresses, and where it is.
+    /// Nodes, reduced to identity, pod capacity, addresses and location.
     pub(crate) nodes: Store<Node>,
     pub(crate) pools: Store<AddressPool>,
     pub(crate) requests: Store<BlockRequest>,
     /// The blocks, as decisions about requests take them.
     pub(crate) known: Arc<Mutex<KnownBlocks>>,
-    /// Of each kind, above zero after its first list. [`Store::wait_until_ready`] wakes only one of several tasks that wait.
+    /// Generations of the four kinds, above zero after the first list. [`Store::wait_until_ready`] wakes only one of several
+    /// tasks that wait.
     pub(crate) generations: [watch::Receiver<u64>; 4],
 }
 

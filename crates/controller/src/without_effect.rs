@@ -26,7 +26,7 @@ const RESYNC_INTERVAL: Duration = Duration::from_secs(30);
 const FIELDS_IGNORED: &str = "FieldsIgnored";
 /// Whether the gateways of an Egress are there: a condition of its controller, which replaces what is written here.
 const READY: &str = "Ready";
-/// How old an Egress without that condition is before it says so.
+/// Age from which an Egress without that condition gets one from here.
 const CONTROLLER_PATIENCE: jiff::SignedDuration = jiff::SignedDuration::from_secs(60);
 
 /// Keeps the conditions current forever.
@@ -70,7 +70,7 @@ fn report<K>(name: &str, written: kube::Result<K>) {
     }
 }
 
-/// What to apply to the status; `None` if it is there. Pure.
+/// Patch of the status of a mesh; `None` if the condition is there. Pure.
 fn of_mesh(mesh: &WireKubeMesh, now: jiff::Timestamp) -> Option<Value> {
     let present = mesh.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let object = json!({ "spec": mesh.spec });
@@ -83,7 +83,7 @@ fn of_mesh(mesh: &WireKubeMesh, now: jiff::Timestamp) -> Option<Value> {
     Some(status("wirekube.io/v1alpha1", "WireKubeMesh", &mesh.name_any(), &condition))
 }
 
-/// What to apply to the status of an Egress of which nothing is known yet; `None` if another writer knows something. Pure.
+/// Patch of the status of an Egress of which nothing is known yet; `None` if another writer knows something. Pure.
 fn of_egress(egress: &Egress, now: jiff::Timestamp) -> Option<Value> {
     let present = egress.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let Time(created) = egress.metadata.creation_timestamp.as_ref()?;

@@ -163,7 +163,7 @@ impl WorkQueueMetrics {
     }
 }
 
-/// What is in the queue at a scrape.
+/// Collector of the queue's gauges, which are computed at each scrape.
 #[derive(Debug)]
 struct Snapshot {
     labels: QueueLabels,

@@ -1,5 +1,5 @@
-//! Why gateways are not available: what Kubernetes says of their pods, and what they say of themselves. A Deployment says that it does not
-//! progress only after ten minutes, and not why.
+//! Causes why gateways are not available: from Kubernetes, about their pods, and from the gateways themselves. A Deployment says that it
+//! does not progress only after ten minutes, and not why.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -21,15 +21,15 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use super::findings::{Cause, Causes, Findings};
 use super::pods::{address, ask, gateway_pods};
 
-/// How often gateways that are not available are looked at.
+/// Interval of looks at gateways that are not available.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// For one of them, after which it is as it was at the last look.
+/// Time limit of the look at one Egress; after that its cause stays as it was.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Pods of each that are.
+/// Most pods of an Egress that are looked at.
 const PODS: usize = 4;
 /// Seconds for which a pod may just be starting.
 const STARTING: i64 = 20;
-/// Characters of a message.
+/// Most characters of a message.
 const MAX_MESSAGE: usize = 400;
 /// Reasons for which containers wait that do not fail.
 const NO_FAILURES: [&str; 2] = ["ContainerCreating", "PodInitializing"];
@@ -96,7 +96,7 @@ async fn cause(client: &Client, egress: &Egress) -> kube::Result<Option<Cause>> 
     Ok(asked.into_iter().flatten().next().or_else(|| failing.iter().find_map(|pod| of_last_end(pod))))
 }
 
-/// What a gateway that runs says of itself.
+/// Cause that a running gateway reports itself.
 async fn of_itself(pod: &Pod) -> Option<Cause> {
     of_answer(pod, &ask(address(pod)?, health_port(pod), "/readyz").await?)
 }
@@ -117,7 +117,7 @@ fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
     pod.status.as_ref()?.conditions.iter().flatten().find(|condition| condition.type_ == type_)
 }
 
-/// What the API server shows of a pod that cannot run.
+/// Cause that the API server shows of a pod that cannot run.
 fn of_pod(pod: &Pod) -> Option<Cause> {
     let status = pod.status.as_ref()?;
     if let Some(scheduled) = condition(pod, "PodScheduled").filter(|scheduled| scheduled.status == "False") {
@@ -145,7 +145,7 @@ fn of_container(status: &ContainerStatus) -> Option<String> {
     is_failure.then(|| format!("container {}: {reason}: {message}", status.name))
 }
 
-/// How a container ended that runs again, and has not become ready.
+/// Cause from the last end of a container that runs again and is not ready yet.
 fn of_last_end(pod: &Pod) -> Option<Cause> {
     let all = pod.status.as_ref()?.container_statuses.iter().flatten().filter(|status| !status.ready);
     let mut ended = all.filter_map(|status| Some((status, status.last_state.as_ref()?.terminated.as_ref()?)));
@@ -154,7 +154,7 @@ fn of_last_end(pod: &Pod) -> Option<Cause> {
     Some(of(pod, "GatewayPodFails", &text))
 }
 
-/// What a gateway that runs says at `/readyz`.
+/// Cause in the answer of a running gateway to `/readyz`; `None` if it is ready or names no failed check.
 pub(super) fn of_answer(pod: &Pod, answer: &Response) -> Option<Cause> {
     if answer.status == 200 {
         return None;

@@ -1,6 +1,6 @@
-//! Which gateways a scale-down takes: those with the least to do. The controller of ReplicaSets deletes pods of the lowest
-//! `controller.kubernetes.io/pod-deletion-cost` first, so gateways are asked now and then how many connections they have. They then say, too,
-//! whether their clock is wrong.
+//! Choice of the gateways that a scale-down takes: those with the least to do. The controller of ReplicaSets deletes pods of the lowest
+//! `controller.kubernetes.io/pod-deletion-cost` first, so gateways are asked now and then how many connections they have. Their answers
+//! say, too, whether their clock is wrong.
 
 mod ask;
 mod order;
@@ -27,7 +27,7 @@ use self::order::{Gateway, Load, changes, cost};
 use super::findings::{Cause, Causes, Findings};
 use super::pods::{address, gateway_pods};
 
-/// How often gateways are asked.
+/// Interval of requests to gateways.
 const INTERVAL: Duration = Duration::from_secs(30);
 /// Gateways that are asked at the same time.
 const CONCURRENCY: usize = 16;

@@ -1,4 +1,4 @@
-//! What is found out about Egresses now and then, besides what their objects say.
+//! Findings about Egresses that are collected at intervals, besides what their objects say.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 /// Egresses that are looked at at the same time: one with silent gateways does not hold up the others.
 const EGRESSES: usize = 4;
 
-/// Why a gateway is not available, or what else is wrong with it.
+/// Cause why a gateway is not available, or another problem of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Cause {
     /// One CamelCase word.
@@ -20,7 +20,7 @@ pub(super) struct Cause {
     pub(super) message: String,
 }
 
-/// By the UIDs of Egresses.
+/// Causes by the UIDs of Egresses.
 pub(super) type Causes = Arc<BTreeMap<String, Cause>>;
 
 /// Publishes what a task finds, and says when that changes.

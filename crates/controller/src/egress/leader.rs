@@ -1,4 +1,4 @@
-//! What the elected replica does: it looks at all Egresses whenever one of their objects changes, and at times in between.
+//! Work of the elected replica: it looks at all Egresses whenever one of their objects changes, and at times in between.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -41,7 +41,7 @@ use crate::changes::Changes;
 const DEBOUNCE: Duration = Duration::from_millis(200);
 /// Interval without a change: objects of other owners are not watched, nor are namespaces.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(5);
-/// How long the first look waits for the ranges of the cluster.
+/// Time that the first look waits for the ranges of the cluster.
 const RANGES: Duration = Duration::from_secs(5);
 /// Egresses that are worked on at the same time.
 const CONCURRENCY: usize = 8;
@@ -146,22 +146,22 @@ struct Leader {
     writer: Arc<Writer>,
     stores: Stores,
     ranges: watch::Receiver<Ranges>,
-    /// Why gateways are not available, and what is wrong with those that are.
+    /// Causes why gateways are not available, then warnings about gateways that are.
     causes: [watch::Receiver<Causes>; 2],
     sources: SourceAddresses,
     events: EventPublisher,
     metrics: Metrics,
-    /// By the UIDs of Egresses.
+    /// Memories by the UIDs of Egresses.
     memories: BTreeMap<String, Memory>,
 }
 
-/// What is known of an Egress between two looks at it.
+/// Knowledge about an Egress that is kept from one look to the next.
 struct Memory {
     events: ProblemEvents,
-    /// What the last look found.
+    /// Problem that the last look found.
     problem: Option<Finding>,
     failures: usize,
-    /// Not before this time, unless the Egress is changed.
+    /// Earliest time of the next look, unless the Egress is changed: the generation is that of the last look.
     retry: Option<(Instant, Option<i64>)>,
 }
 

@@ -47,7 +47,7 @@ pub(super) fn address(pod: &Pod) -> Option<IpAddr> {
     pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()
 }
 
-/// What a gateway answers to a request for a path; `None` if it does not.
+/// Answer of a gateway to a request for a path; `None` if there is none within the time limit or it is not HTTP.
 pub(super) async fn ask(address: IpAddr, port: u16, path: &str) -> Option<Response> {
     let address = SocketAddr::new(address, port);
     match timeout(TIMEOUT, request(address, path)).await {

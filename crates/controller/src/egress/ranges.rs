@@ -1,4 +1,4 @@
-//! Which ranges are the cluster's own. Those that client pods reach by `eth0` and that are not in private networks are for
+//! Ranges of the cluster itself. Ranges that client pods reach by `eth0` and that are not in private networks are for
 //! `status.clusterRanges` of all Egresses: so one program watches Nodes for it, and not each node program. And no Egress may have a
 //! source address in one.
 
@@ -29,7 +29,7 @@ pub(super) type Ranges = Option<Arc<ClusterRanges>>;
 /// The ranges of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ClusterRanges {
-    /// Those that are not in private networks, joined, for the status of Egresses.
+    /// Ranges that are not in private networks, joined, for the status of Egresses.
     pub(super) joined: Vec<String>,
     /// All of them, each with what it is.
     pub(super) named: Vec<(IpNet, String)>,
@@ -125,7 +125,7 @@ impl RangeCaches {
     }
 }
 
-/// Its addresses, and the networks of its pods.
+/// Ranges of a Node: its addresses, and the networks of its pods.
 fn of_node(node: &SlimNode) -> Vec<(IpNet, String)> {
     let name = node.name_any();
     let pods = node.pod_cidrs().iter().filter_map(|text| text.parse::<IpNet>().ok());

@@ -32,11 +32,11 @@ use super::ranges::Ranges;
 use super::source_addresses::Decision;
 use super::write::{Failure, MANAGER, Writer};
 
-/// What came of a look at an Egress.
+/// Result of a look at an Egress.
 pub(super) struct Outcome {
-    /// What keeps the gateways from being deployed.
+    /// Problem that keeps the gateways from being deployed.
     pub(super) problem: Option<Finding>,
-    /// Why gateways that are deployed are not available.
+    /// Cause why deployed gateways are not available.
     pub(super) cause: Option<Cause>,
     /// Whether everything is written, so that no retry is needed.
     pub(super) is_done: bool,
@@ -48,17 +48,17 @@ pub(super) struct Reconciler {
     pub(super) writer: Arc<Writer>,
     pub(super) stores: Stores,
     pub(super) defaults: Defaults,
-    /// What keeps the gateways of all Egresses from running.
+    /// Problem that keeps the gateways of all Egresses from running.
     pub(super) shared: Option<Finding>,
-    /// Of the cluster, for the status.
+    /// Ranges of the cluster, for the status.
     pub(super) ranges: Ranges,
     /// Source addresses, by the UIDs of Egresses.
     pub(super) sources: BTreeMap<String, Decision>,
-    /// Why gateways are not available, and what is wrong with those that are: the first is said.
+    /// Causes why gateways are not available, then warnings about gateways that are; the first one found is reported.
     pub(super) causes: [Causes; 2],
 }
 
-/// What an Egress has of each kind.
+/// Objects of an Egress that exist now, one of each kind.
 struct Live {
     deployment: Option<Deployment>,
     service: Option<Service>,
@@ -96,7 +96,7 @@ impl Reconciler {
         Outcome { is_done: is_done && written, cause, problem }
     }
 
-    /// Why no pod can use the gateways, although they run.
+    /// Problem for which no pod can use the gateways, although they run.
     fn useless(&self, egress: &Egress) -> Option<Finding> {
         let spec = &egress.spec;
         let destinations = Destinations::parse(&spec.destinations, &spec.excluded_destinations).ok()?;

@@ -37,7 +37,7 @@ pub(super) const KINDS: usize = 5;
 /// Gateways of an Egress that are looked for at once: what one wrote into its list does not hold up the other Egresses.
 const MAX_GONE: usize = 8;
 
-/// What the leader knows and does.
+/// State and clients of the work on source addresses.
 pub(super) struct SourceAddresses {
     client: Client,
     permitted: Vec<IpNet>,
@@ -57,7 +57,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// What no source address may be in, each with what it is.
+    /// Ranges in which no source address may be, each with its origin.
     fn cluster(&self, known: Option<&ClusterRanges>) -> Vec<(IpNet, String)> {
         let mut ranges = known.map(|known| known.named.clone()).unwrap_or_default();
         for block in self.blocks.state() {
@@ -69,17 +69,17 @@ impl Watched {
     }
 }
 
-/// What is to be done for one Egress.
+/// Decision about the source addresses of one Egress.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Decision {
     pub(super) plan: Plan,
     pub(super) refusals: Vec<Refusal>,
-    /// Why a Lease could not be made.
+    /// Reason why a Lease could not be made.
     pub(super) failure: Option<String>,
 }
 
 impl Decision {
-    /// What the condition says, unless there is something worse: the first of what is refused.
+    /// Finding for the condition, unless there is something worse: all refusals with the reason of the first one, or else the failure.
     pub(super) fn finding(&self) -> Option<Finding> {
         let Some(first) = self.refusals.first() else {
             let failure = self.failure.clone()?;
@@ -89,7 +89,7 @@ impl Decision {
         Some(Finding::problem(first.reason(), texts.join("; ")))
     }
 
-    /// What the status says of source addresses.
+    /// Source addresses for the status.
     pub(super) fn status(&self) -> Vec<EgressSourceAddress> {
         sources::status(&self.plan.slots, &self.plan.holders)
     }
@@ -148,7 +148,7 @@ impl SourceAddresses {
         (new, signals)
     }
 
-    /// What is to be done for each Egress, by UID.
+    /// Decisions about all Egresses, by UID.
     pub(super) fn decide(
         &mut self,
         egresses: &[Arc<Egress>],
@@ -177,7 +177,7 @@ impl SourceAddresses {
         egresses.iter().map(decide).collect()
     }
 
-    /// How long until the next look, if an address rests.
+    /// Time until the next look; `None` unless an address rests.
     pub(super) fn wait(decisions: &BTreeMap<String, Decision>) -> Option<Duration> {
         decisions.values().any(|decision| decision.plan.waits).then_some(Duration::from_millis(500))
     }
@@ -316,7 +316,7 @@ impl SourceAddresses {
 /// Makes a Lease.
 ///
 /// # Errors
-/// Why it is not there, in words for the status.
+/// Reason why the Lease is missing, in words for the status.
 async fn create(leases: &Api<Lease>, lease: &Lease) -> Result<(), String> {
     let namespace = lease.namespace().unwrap_or_default();
     let name = lease.name_any();
@@ -341,7 +341,7 @@ fn log_failure(namespace: &str, outcome: Result<(), super::write::Failure>) {
     }
 }
 
-/// Of pods only name and UID are read.
+/// Reduces a pod of the cache to its name and UID.
 fn slim_pod(pod: &mut Pod) {
     lean::any(pod);
     (pod.spec, pod.status) = (None, None);

@@ -26,11 +26,11 @@ pub(super) struct Writer {
 /// Kind, namespace and name.
 type Name = (String, Option<String>, String);
 
-/// What was applied last.
+/// Record of the last apply of an object.
 #[derive(Debug)]
 struct Applied {
     desired: Value,
-    /// Of the object as it was then.
+    /// Fingerprint of the object after that write.
     fingerprint: u64,
 }
 
@@ -52,7 +52,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// What the condition says; `None` if another attempt may succeed as things are.
+    /// Finding for the condition; `None` if another attempt may succeed as things are.
     pub(super) fn finding(&self) -> Option<Finding> {
         let reason = match self {
             Self::NameTaken(_) => "NameTaken",
@@ -178,7 +178,7 @@ fn with_uid(desired: &Value, uid: Option<String>) -> Value {
     desired
 }
 
-/// Of all that is not observed state. What others write there is compared, too.
+/// Fingerprint of an object without its observed state. Fields that others write are compared, too.
 fn fingerprint(object: &impl Serialize) -> u64 {
     let mut value = json!(object);
     if let Some(fields) = value.as_object_mut() {

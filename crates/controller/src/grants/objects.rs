@@ -1,4 +1,4 @@
-//! What a BlockRequest asks for, and what answers it. Pure.
+//! Claims in BlockRequests, and the objects and conditions that answer them. Pure.
 
 use fairlead_api::names::{COIL_FINALIZER, LABEL_NODE, LABEL_POOL, LABEL_REQUEST};
 use fairlead_api::resources::{

@@ -37,7 +37,7 @@ struct Candidate {
     elector: Elector,
     clock: i64,
     running: bool,
-    /// How often it noticed that etcd was restored.
+    /// Number of times it noticed that etcd was restored.
     restorations: usize,
 }
 
@@ -213,8 +213,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Whatever the clocks show and whichever answers are lost: never two leaders, and after at most one lease duration
-    /// and two attempts of a candidate there is one.
+    /// There are never two leaders, whatever the clocks show and whichever answers are lost, and after at most one
+    /// lease duration and two attempts of a candidate there is one.
     #[test]
     fn there_is_one_leader_at_most_and_soon_one_again(
         clocks in prop::array::uniform3(-7_200i64..7_200),

@@ -25,7 +25,7 @@ fn assigned(applicants: &[Applicant], kept: &[Kept], now: i64) -> Assigned {
     assign(applicants, space(), kept, &BTreeMap::new(), &BTreeSet::new(), at(now))
 }
 
-/// As the objects are after the addresses were written.
+/// Applicants as they are after the addresses were written.
 fn written(mut applicants: Vec<Applicant>, assigned: &Assigned) -> Vec<Applicant> {
     for applicant in &mut applicants {
         applicant.present.clone_from(&assigned.addresses[&applicant.name]);
@@ -108,7 +108,7 @@ fn without_the_identifier_of_the_cluster_what_nodes_have_stays() {
 }
 
 proptest! {
-    /// Whatever nodes join, leave and say: no two have one address, and none is given another.
+    /// No two nodes have one address, and none is given another, whatever nodes join, leave and say.
     #[test]
     fn no_address_has_two_nodes_and_none_changes(
         rounds in prop::collection::vec(prop::collection::btree_map(0..20u8, (0..4u8, any::<bool>(), 0..5i64), 0..20), 1..6),

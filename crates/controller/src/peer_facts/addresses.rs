@@ -25,20 +25,20 @@ use crate::mesh_addresses::{Applicant, Assigned, Kept, Space, assign};
 const MANAGER: &str = "fairlead-controller-addresses";
 /// The condition that says whether every node has its addresses.
 const CONDITION: &str = "MeshAddressesAssigned";
-/// How long the identifier of the cluster is believed.
+/// Time for which the identifier of the cluster is used before it is read again.
 const READ_INTERVAL: Duration = Duration::from_secs(60);
-/// How long reading it may take.
+/// Time limit of reading the identifier of the cluster.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most nodes that the condition names.
 const MAX_NAMED: usize = 8;
 
-/// What nodes have.
+/// Mesh addresses of nodes, and of deleted nodes for which they are kept.
 pub(super) struct Addresses {
     client: Client,
     cluster: Option<Cluster>,
-    /// By name, with the UID of the object: the watch shows what was written only later.
+    /// Assigned addresses by name, with the UID of the object: the watch shows what was written only later.
     known: BTreeMap<String, (String, Vec<IpAddr>)>,
-    /// What is kept, also where it could not be written yet or the watch does not show it yet.
+    /// Addresses kept for deleted nodes, also where they could not be written yet or the watch does not show them yet.
     kept: Vec<Kept>,
     has_mesh: bool,
 }
@@ -56,7 +56,7 @@ impl Addresses {
         Self { client, cluster: None, known: BTreeMap::new(), kept: Vec::new(), has_mesh: false }
     }
 
-    /// What a peer is to have. Without a mesh it keeps what it has.
+    /// Addresses that the status of a peer should list. Without a mesh it keeps the present ones.
     pub(super) fn of(&self, peer: &WireKubePeer) -> Vec<String> {
         match self.known.get(&peer.name_any()).filter(|_| self.has_mesh) {
             Some((_, addresses)) => addresses.iter().map(ToString::to_string).collect(),
@@ -206,14 +206,14 @@ impl Addresses {
     }
 }
 
-/// Where nodes are already: no address on the mesh is to be one of these.
+/// Addresses that Nodes have already: no address on the mesh is to be one of these.
 fn addresses_of(nodes: &[Arc<Node>]) -> BTreeSet<IpAddr> {
     let listed =
         nodes.iter().flat_map(|node| node.status.iter().flat_map(|status| status.addresses.iter().flatten()));
     listed.filter_map(|address| address.address.parse().ok()).collect()
 }
 
-/// What does not parse was written by another program, and is dropped.
+/// Kept addresses in the status of the mesh. Entries that do not parse were written by another program, and are dropped.
 fn kept(mesh: &WireKubeMesh) -> Vec<Kept> {
     let kept = mesh.status.iter().flat_map(|status| &status.kept_mesh_ips);
     kept.filter_map(|kept| {
@@ -222,7 +222,7 @@ fn kept(mesh: &WireKubeMesh) -> Vec<Kept> {
     .collect()
 }
 
-/// What this program keeps, and what the status has besides: of an earlier one.
+/// Addresses that this program keeps, and others from the status, which an earlier program wrote.
 fn also_kept(mut kept: Vec<Kept>, written: Vec<Kept>) -> Vec<Kept> {
     let known: BTreeSet<String> = kept.iter().map(|it| it.node.clone()).collect();
     kept.extend(written.into_iter().filter(|it| !known.contains(&it.node)));

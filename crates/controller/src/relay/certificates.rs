@@ -14,13 +14,14 @@ use rcgen::{
     KeyUsagePurpose, date_time_ymd,
 };
 
-/// How long an authority is valid, and how long before its end another one takes over. It must outlast every certificate it issues.
+/// Validity of an authority, and the time before its end at which another one takes over. It must outlast every certificate it
+/// issues.
 const AUTHORITY_YEARS: i32 = 10;
 const AUTHORITY_RENEWAL_DAYS: i32 = 365;
-/// The same of the relay's certificate.
+/// Validity and renewal of the relay's certificate, in days.
 const SERVER_DAYS: i32 = 90;
 const SERVER_RENEWAL_DAYS: i32 = 30;
-/// For how long nodes know an authority at least before the relay uses it.
+/// Shortest time for which nodes know an authority before the relay uses it.
 const AUTHORITY_NOTICE_DAYS: i32 = 30;
 
 /// Keys of the Secrets: those of type `kubernetes.io/tls`, the authorities, and the last day of validity.
@@ -37,7 +38,7 @@ pub(super) struct Pair {
     pub(super) last_day: Date,
 }
 
-/// What the Secrets should have.
+/// Certificates that the Secrets should have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Certificates {
     pub(super) authority: Pair,
@@ -47,8 +48,8 @@ pub(super) struct Certificates {
 }
 
 impl Certificates {
-    /// What is in these Secrets, with everything that is missing, unreadable or about to expire made anew. The certificate of the
-    /// relay stays when only the authority is replaced: nodes learn the new one first.
+    /// Certificates in these Secrets, with everything that is missing, unreadable or about to expire made anew. The certificate of
+    /// the relay stays when only the authority is replaced: nodes learn the new one first.
     ///
     /// # Errors
     /// The cryptography library fails.
@@ -75,7 +76,7 @@ impl Certificates {
         Ok(Self { server: new_server(&authority, today)?, authority, issuers })
     }
 
-    /// What nodes trust.
+    /// Authorities that nodes trust, in PEM.
     pub(super) fn bundle(&self) -> String {
         let newer = Some(&self.authority.certificate).filter(|newest| !self.issuers.contains(newest));
         newer.into_iter().chain(&self.issuers).map(String::as_str).collect()
@@ -114,7 +115,7 @@ fn new_authority(today: Date) -> Result<Pair> {
     Ok(Pair { certificate: one(&certificate.pem()), key: key.serialize_pem(), last_day })
 }
 
-/// What an issuer has to be to be the subject of its certificate again.
+/// Parameters of an authority. An issuer needs the same ones again to match the subject of its certificate.
 fn authority_parameters() -> CertificateParams {
     let mut parameters = CertificateParams::default();
     parameters.distinguished_name = rcgen::DistinguishedName::new();
@@ -172,7 +173,7 @@ mod tests {
         Timestamp::from_second((20_000 + number) * 86_400).unwrap()
     }
 
-    /// What the controller finds in its Secrets after it has written them.
+    /// Secrets as the controller finds them after it has written them.
     fn written(current: &Certificates) -> [Secret; 2] {
         let data = [authority_data(current), server_data(current)];
         data.map(|data| serde_json::from_value(serde_json::json!({ "data": data })).unwrap())

@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 
 use super::certificates::{AUTHORITIES, CERTIFICATE, Certificates, KEY, LAST_DAY, Pair};
 
-/// Where the pods have the certificate.
+/// Directory of the certificate in the pods.
 const TLS_DIRECTORY: &str = "/etc/fairlead/relay";
 /// The user of the program, as in `deploy/controller`.
 const USER: i64 = 10_000;
@@ -44,12 +44,12 @@ pub(super) fn secret(mesh: &WireKubeMesh, name: &str, data: &Map<String, Value>)
     })
 }
 
-/// What the Secret with the authority has, which no pod has.
+/// Data of the Secret with the authority, which no pod mounts.
 pub(super) fn authority_data(certificates: &Certificates) -> Map<String, Value> {
     data(&certificates.authority, &[])
 }
 
-/// What the Secret of the relay's pods has.
+/// Data of the Secret of the relay's pods.
 pub(super) fn server_data(certificates: &Certificates) -> Map<String, Value> {
     data(&certificates.server, &certificates.issuers)
 }
@@ -111,7 +111,7 @@ pub(super) fn disruption_budget(mesh: &WireKubeMesh) -> Value {
     })
 }
 
-/// How many pods run.
+/// Number of pods: `spec.relay.managed.replicas` within 1 and the maximum.
 pub(super) fn replicas(managed: &ManagedRelay) -> u32 {
     u32::try_from(managed.replicas).unwrap_or(1).clamp(1, MAX_RELAY_REPLICAS)
 }

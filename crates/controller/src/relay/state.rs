@@ -1,4 +1,4 @@
-//! Where the managed relay is reached and whether it serves, from what the API server says of its objects. Pure.
+//! State of the managed relay, from its objects: where it is reached, and whether it serves. Pure.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use super::objects::replicas;
 /// The condition of the mesh.
 pub(super) const RELAY_READY: &str = "RelayReady";
 
-/// What the API server says of the relay.
+/// Objects of the relay, as the API server has them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Observed {
     pub(super) deployment: Option<Deployment>,
@@ -20,11 +20,11 @@ pub(super) struct Observed {
     pub(super) pods: Vec<Pod>,
     /// The Node of [`serving`].
     pub(super) node: Option<Node>,
-    /// What the status of the mesh says now.
+    /// Endpoint in the status of the mesh now.
     pub(super) endpoint: Option<String>,
 }
 
-/// What the status is to say.
+/// State of the relay for the status of the mesh.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct State {
     /// host:port; `None` if nodes cannot reach it yet.
@@ -39,7 +39,7 @@ pub(super) fn unavailable(reason: &'static str, message: String) -> Finding<'sta
     Finding { type_: RELAY_READY, holds: false, reason, message }
 }
 
-/// Why no relay is run as this asks for it.
+/// Reason why a relay cannot be run with these settings; `None` if it can.
 pub(super) fn refusal(managed: &ManagedRelay) -> Option<Finding<'static>> {
     (managed.transport == RelayTransport::Ws).then(|| {
         let message = "a managed relay always uses TLS: set spec.relay.managed.transport to wss or tcp";
@@ -81,7 +81,7 @@ pub(super) fn state(managed: &ManagedRelay, observed: &Observed) -> State {
     State { endpoint: endpoint.ok(), pod_ips, finding }
 }
 
-/// How many of several replicas are ready.
+/// Number of ready replicas as a suffix for the message; empty for a single replica.
 fn ready_replicas(managed: &ManagedRelay, pods: &[Pod]) -> String {
     let wanted = replicas(managed);
     let ready = ready(pods).count();
@@ -126,7 +126,7 @@ fn node_port(service: &Service) -> Option<i32> {
     service.spec.as_ref()?.ports.as_ref()?.first()?.node_port
 }
 
-/// Where other networks reach a node, else where its own does.
+/// Address of a node for other networks (`ExternalIP`), else for its own (`InternalIP`).
 fn node_address(node: &Node) -> Option<String> {
     let addresses = node.status.as_ref()?.addresses.as_ref()?;
     let of_type = |type_: &str| addresses.iter().find(|address| address.type_ == type_);

@@ -7,12 +7,12 @@ use fairlead_wire::http::Response;
 use super::order::Load;
 use crate::egress::pods;
 
-/// What the gateway says; `None` if that cannot be known.
+/// Load that the gateway reports; `None` without a usable answer.
 pub(super) async fn load(address: IpAddr, port: u16) -> Option<Load> {
     of_answer(&pods::ask(address, port, "/load").await?)
 }
 
-/// What an answer says.
+/// Load in an answer; `None` unless the status is 200 and the body parses.
 pub(super) fn of_answer(answer: &Response) -> Option<Load> {
     if answer.status != 200 {
         return None;

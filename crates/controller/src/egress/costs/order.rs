@@ -1,29 +1,29 @@
-//! What a gateway costs, and which costs are worth a write. Pure.
+//! Deletion costs of gateways, and the choice of the costs that are worth a write. Pure.
 
 use serde::Deserialize;
 
-/// What a gateway says at `/load`.
+/// Load of a gateway, as it answers `/load`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Load {
     /// Tracked connections; `None` before it has counted them.
     pub(super) connections: Option<u64>,
-    /// It ends when its flows have.
+    /// Whether the gateway ends once its flows have ended.
     pub(super) draining: bool,
-    /// By how many seconds its clock is ahead of the API server's (positive) or behind it; `None` if that has not been seen.
+    /// Seconds by which its clock is ahead of the API server's (positive) or behind it; `None` if that has not been seen.
     pub(super) clock_error_seconds: Option<i64>,
 }
 
 /// A gateway, as far as costs are concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Gateway {
-    /// What is written. Without it, it counts as 0.
+    /// Cost in the annotation of the pod; `None`, without the annotation, counts as 0.
     pub(super) present: Option<i32>,
-    /// `None` if the gateway does not say what it has to do.
+    /// Cost that the gateway should have; `None` if its load is not known.
     pub(super) wanted: Option<i32>,
 }
 
-/// Of one that drains: less than of any other.
+/// Cost of a gateway that drains: less than of any other.
 const DRAINING: i32 = -1;
 
 /// The cost: the number of binary digits of its connections. Twice as many make it one more, so that it changes rarely.
