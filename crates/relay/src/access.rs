@@ -1,4 +1,4 @@
-//! Who may use a relay.
+//! Access to a relay: the clients that may use it.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -24,7 +24,7 @@ pub trait Authorizer: Send + Sync + 'static {
     fn refresh(&self) -> bool;
 }
 
-/// Why there is nothing to decide by.
+/// Reason why an authorizer cannot decide.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
     /// A file cannot be read.
@@ -32,7 +32,7 @@ pub enum AccessError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause of the failure.
         error: io::Error,
     },
     /// A line is not what the file should have.
@@ -42,7 +42,7 @@ pub enum AccessError {
         path: PathBuf,
         /// Number of the line.
         line: usize,
-        /// What is wrong.
+        /// Reason why the line is invalid.
         reason: String,
     },
     /// Every client would be allowed.
@@ -125,7 +125,7 @@ impl Allowed {
     }
 }
 
-/// What is in each line that is neither empty nor begins with `#`.
+/// Parsed lines of a file, without those that are empty or begin with `#`.
 fn lines<T: Ord, E: Display>(
     path: &Path,
     parse: impl Fn(&str) -> Result<T, E>,

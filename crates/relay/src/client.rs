@@ -46,10 +46,10 @@ pub use queue::{LinkCounters, LinkQueue, RelayPort};
 
 /// Time for everything until the client is registered.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long one address of several may take for it, until the next one is tried.
+/// Time limit of one address of several, after which the next one is tried.
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// How a client connects, and as whom.
+/// Settings of a client: its relay, the way to it, and its identity.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The relay.
@@ -68,7 +68,7 @@ pub struct Settings {
     pub token: Vec<u8>,
     /// `SO_MARK` of the connection; zero for none. On a node it keeps the connection out of the mesh that it carries.
     pub mark: u32,
-    /// How IPv4 addresses are reached, as of each connection; as they are where `None`.
+    /// Translation of IPv4 addresses, read for each connection; `None` where they are reached as they are.
     pub nat64: Option<watch::Receiver<Nat64>>,
 }
 
@@ -81,7 +81,7 @@ impl Settings {
     }
 }
 
-/// Why a client is not connected.
+/// Reason why a client is not connected.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The first frames of the relay are not those of a relay.
@@ -102,7 +102,7 @@ pub enum ConnectError {
     /// The relay refuses the registration.
     #[error("the relay refuses the registration: {reason}")]
     Refused {
-        /// For programs.
+        /// Code of the reason.
         reason: ErrorReason,
     },
     /// No stand-by link is possible there.
@@ -250,7 +250,7 @@ async fn establish_at(
     Ok(Connection { address, ..connection })
 }
 
-/// What a client connects to: the relay, or the proxy on the way.
+/// Host and port that a client connects to: the relay, or the proxy on the way.
 fn target(settings: &Settings) -> (&str, u16) {
     match &settings.proxy {
         Some(proxy) => (proxy.host.as_str(), proxy.port),
@@ -387,12 +387,12 @@ impl Connection {
         self.hello.replica
     }
 
-    /// Where the relay is, if that is known: it may have other ports than the one of this connection.
+    /// Address of the relay, if that is known. It may have other ports than the one of this connection.
     pub fn address(&self) -> Option<IpAddr> {
         self.address
     }
 
-    /// How long the relay keeps a silent connection.
+    /// Time after which the relay closes a silent connection.
     pub fn idle_timeout(&self) -> Duration {
         self.idle_timeout
     }

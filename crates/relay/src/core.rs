@@ -1,4 +1,4 @@
-//! What a relay decides, without I/O and without a clock: which link gets a datagram, what is dropped, which links end.
+//! Decisions of a relay, without I/O and without a clock: which link gets a datagram, what is dropped, which links end.
 //!
 //! The shell calls [`Relay::register`] when a client has proved its key, [`Relay::handle_frame`] for each frame,
 //! [`Relay::poll_transmit`] for what is to be written, [`Relay::handle_timeout`] every second, and [`Relay::remove`] when a
@@ -41,21 +41,21 @@ const PROBE_RATE: Rate = Rate::per_second(1000, 1000);
 const PEER_GONE_RATE: Rate = Rate::per_second(10, 64);
 /// UDP ports that a client asks for, a second and at once. What is beyond that it asks for again.
 const ALLOCATION_RATE: Rate = Rate::per_second(10, 32);
-/// How often a client is told that it exceeds its rate.
+/// Shortest time between two notices to a client that it exceeds its rate.
 const RATE_NOTICE_INTERVAL: Duration = Duration::from_secs(10);
 /// Datagrams that a client may send at once where its rate is limited: two of the longest.
 const MIN_BURST: u64 = 128 << 10;
 
-/// What clients of a relay may use.
+/// Limits for the clients of a relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Links.
+    /// Most links of all clients together.
     pub links: usize,
-    /// What waits for one client.
+    /// Limits of the queues for one client.
     pub queue: QueueLimits,
     /// Bytes of datagrams that one client may send in a second.
     pub client_rate: Option<u64>,
-    /// How long a link may be silent.
+    /// Longest silence of a link before the relay closes it.
     pub idle: Duration,
 }
 
@@ -93,7 +93,7 @@ pub struct AllocationRequest {
     pub client: Admission,
     /// The peer.
     pub peer: PublicKey,
-    /// Why it gets none, if that is known.
+    /// Reason why the client gets no port, if that is known already.
     pub refusal: Option<AllocationRefusal>,
 }
 

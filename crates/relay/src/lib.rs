@@ -24,5 +24,5 @@ pub use stream::StreamError;
 
 /// Bytes that the kernel holds for the other end and has not sent: what waits longer waits where the newest can overtake it.
 const NOT_SENT: u32 = 16 << 10;
-/// How long sent bytes may be unacknowledged before the kernel ends a connection.
+/// Time for which sent bytes may be unacknowledged before the kernel ends a connection.
 const USER_TIMEOUT: Duration = Duration::from_secs(10);

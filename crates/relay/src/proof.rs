@@ -9,14 +9,14 @@ use fairlead_keys::PrivateKey;
 
 const INFO: &[u8] = b"fairlead relay v1 registration";
 
-/// What a proof is about.
+/// Subject of a proof: the messages and values that it covers.
 #[derive(Debug, Clone, Copy)]
 pub struct Transcript<'a> {
     /// The challenge in the relay's hello.
     pub challenge: [u8; 32],
     /// The body of the relay's hello.
     pub hello: &'a [u8],
-    /// What `fairlead_wire::relay::signed` gives of the registration.
+    /// Part of the registration that `fairlead_wire::relay::signed` returns.
     pub register: &'a [u8],
     /// The TLS exporter, if TLS ends at the relay.
     pub exporter: Option<[u8; 32]>,
@@ -51,7 +51,7 @@ impl RelayKey {
         Ok(Self { private, public })
     }
 
-    /// Its public half.
+    /// Public half of the key.
     pub fn public(&self) -> [u8; 32] {
         self.public
     }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// From the cryptography library.
+/// Random bytes from the cryptography library.
 ///
 /// # Errors
 /// The system gives no random bytes.

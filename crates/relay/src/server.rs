@@ -48,11 +48,11 @@ pub use replica_tls::ReplicaTlsError;
 pub use settings::{ReplicaSettings, Settings, StartError};
 pub use statistics::{Rejection, Snapshot};
 
-/// How often timers of links are looked at.
+/// Interval at which timers of links are checked.
 const TICK: Duration = Duration::from_secs(1);
-/// How often the lists of keys and tokens are read again: a removed client's links close within 5 s.
+/// Interval at which the lists of keys and tokens are read again: a removed client's links close within 5 s.
 const ACCESS_INTERVAL: Duration = Duration::from_secs(2);
-/// How often the certificate is read again.
+/// Interval at which the certificate is read again.
 const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(10);
 /// Connections that have not registered yet, in all and of one address or network (/64) of IPv6: nodes may share it, behind a NAT or
 /// on a link.
@@ -155,7 +155,7 @@ impl Server {
         self.shared.replicas.as_ref().map(Replicas::local_address).transpose()
     }
 
-    /// For metrics.
+    /// Handle that reads the state of the relay for metrics.
     pub fn observer(&self) -> Observer {
         Observer(Arc::clone(&self.shared))
     }

@@ -13,7 +13,7 @@ use crate::websocket::{self, Decoder, HandshakeError, Refusal, Role, WebSocketEr
 const MIN_READ: usize = 1 << 10;
 const MAX_READ: usize = 32 << 10;
 
-/// Why a connection ends.
+/// Reason why a connection ends.
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {
     /// The other end closed it.
@@ -45,7 +45,7 @@ pub(crate) struct FrameReader<S> {
     io: ReadHalf<S>,
     websocket: Option<Decoder>,
     pong: PendingPong,
-    /// Where bytes are read to; its length is the size of the next read.
+    /// Buffer for reads; its length is the size of the next read.
     chunk: Vec<u8>,
     /// Frames, the first of which may be incomplete.
     buffer: Vec<u8>,

@@ -1,10 +1,10 @@
-//! Where a relay is.
+//! Endpoint of a relay: transport, host and port.
 
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// How frames are carried: `docs/relay-protocol.md`, "Transport". The names are those of `spec.relay.external.transport`.
+/// Transport of frames: `docs/relay-protocol.md`, "Transport". The names are those of `spec.relay.external.transport`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
     /// Directly over TLS.
@@ -18,7 +18,7 @@ pub enum Transport {
 /// The address of a relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
-    /// How frames are carried.
+    /// Transport of frames.
     pub transport: Transport,
     /// A DNS name, or an address without brackets.
     pub host: String,

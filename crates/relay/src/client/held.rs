@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use fairlead_keys::PublicKey;
 
-/// How long the newest handshake initiation to a peer is held for a link to the relay, or for the peer.
+/// Time for which the newest handshake initiation to a peer is held for a link to the relay, or for the peer.
 pub const INITIATION_HELD: Duration = Duration::from_secs(1);
-/// How long the peer's own initiation may take to arrive after the first datagram of the peer: for the node with the lower key, and for the
+/// Time that the peer's own initiation has to arrive after the first datagram of the peer: for the node with the lower key, and for the
 /// other one.
 const PAUSE: Duration = Duration::from_millis(50);
 const LONG_PAUSE: Duration = Duration::from_millis(300);
@@ -36,13 +36,13 @@ struct Held {
     message: Box<[u8]>,
     since: Instant,
     passed: Passed,
-    /// When it is to be sent.
+    /// Time at which the message is to be sent; `None` while it only waits.
     due: Option<Instant>,
     /// An initiation of the peer was dropped in favour of it. A second one is not.
     has_won: bool,
 }
 
-/// What became of an initiation.
+/// Progress of an initiation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Passed {
     /// A link has taken it. It is sent once more if the peer is heard before it answers: it may not have been there in time.
@@ -117,7 +117,7 @@ impl HeldInitiations {
         true
     }
 
-    /// What a link is to send now.
+    /// Initiations that a link is to send now.
     pub(super) fn take_due(&mut self, now: Instant) -> Vec<(PublicKey, Box<[u8]>)> {
         self.expire(now);
         let due = self.held.iter_mut().filter(|(_, held)| held.due.is_some_and(|due| due <= now));
@@ -128,7 +128,7 @@ impl HeldInitiations {
         .collect()
     }
 
-    /// When [`Self::take_due`] has something.
+    /// Time at which [`Self::take_due`] has something.
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.held.values().filter_map(|held| held.due).min()
     }
@@ -143,7 +143,7 @@ impl HeldInitiations {
         self.held.is_empty()
     }
 
-    /// How many were dropped without having been sent.
+    /// Number of initiations that were dropped without having been sent.
     pub(super) fn lost(&self) -> u64 {
         self.lost
     }

@@ -14,15 +14,15 @@ use super::liveness::{Action, Liveness};
 use super::queue::{RelayPort, Shared, lock};
 use super::{Connection, Receiver, Sender};
 
-/// How long a write may take.
+/// Time limit of one write.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the relay's word that another program has this key is repeated to the user.
+/// Time for which the user sees that another program has this key, after the relay has said so.
 const DUPLICATE: Duration = Duration::from_secs(120);
 
 /// Takes what the relay passes to this node: the peer and the datagram.
 pub type Receive = dyn Fn(PublicKey, &[u8]) + Send + Sync;
 
-/// What a link says of itself.
+/// Report of a link about itself.
 pub(super) struct Report {
     pub(super) link: u64,
     pub(super) what: What,
@@ -35,9 +35,9 @@ pub(super) enum What {
     Ended(String),
     /// The relay has ended the link with an error.
     Refused(String),
-    /// How many other replicas the relay has.
+    /// Number of other replicas of the relay that accept stand-by links.
     Replicas(u8),
-    /// Where the relay answers STUN requests.
+    /// Address and STUN ports of the relay, with the credentials of this client.
     Stun(Option<(IpAddr, StunServer)>),
 }
 

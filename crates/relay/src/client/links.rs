@@ -17,7 +17,7 @@ use super::plan::{Change, End, Plan, Role};
 use super::queue::{LinkQueue, Writer};
 use super::{ConnectError, Connection, Settings, connect, connect_standby};
 
-/// How long a link that was replaced still receives: the relay passes it nothing new.
+/// Time for which a link that was replaced still receives: the relay passes it nothing new.
 const REPLACED: Duration = Duration::from_secs(5);
 
 /// The state of the links, for users.
@@ -27,15 +27,15 @@ pub struct LinkStatus {
     pub is_up: bool,
     /// Whether a second link, at another replica of the relay, stands by.
     pub has_standby: bool,
-    /// Why no link is up.
+    /// Reason why no link is up.
     pub error: Option<String>,
-    /// Since when none is up.
+    /// Time since which none is up.
     pub down_since: Option<Instant>,
     /// Round-trip time to the relay, of the last ping.
     pub round_trip: Option<Duration>,
-    /// Where the relay answers STUN requests of this client, if it does.
+    /// Address and STUN ports of the relay, with the credentials of this client; `None` if it answers none of its requests.
     pub stun: Option<(IpAddr, StunServer)>,
-    /// Until when another program is taken to use this node's key.
+    /// Time until which another program is taken to use this node's key.
     pub duplicate_until: Option<Instant>,
 }
 

@@ -2,16 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-/// How long an idle link is silent before it is asked: it also keeps mappings of NATs on the way, which live a minute or more.
+/// Silence after which an idle link is asked: it also keeps mappings of NATs on the way, which live a minute or more.
 const IDLE: Duration = Duration::from_secs(15);
-/// The same after this client has sent a datagram.
+/// Silence after a datagram of this client before the link is asked.
 const UNANSWERED: Duration = Duration::from_millis(500);
-/// How long an answer may take: TCP repeats the ping twice or three times meanwhile.
+/// Time limit of an answer: TCP repeats the ping twice or three times meanwhile.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// The same while datagrams are sent.
+/// Time limit of an answer while datagrams are sent.
 const BUSY_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// What to do about a link.
+/// Next step for a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     /// Nothing before this moment.
@@ -22,13 +22,13 @@ pub(super) enum Action {
     End,
 }
 
-/// What was sent and received over one link.
+/// Times of what was sent and received over one link.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Liveness {
     received: Instant,
-    /// When the first datagram since then was sent.
+    /// Time of the first datagram that was sent after that.
     sent: Option<Instant>,
-    /// When the ping was sent that waits for its answer.
+    /// Time of the ping that waits for its answer.
     pinged: Option<Instant>,
 }
 
@@ -53,7 +53,7 @@ impl Liveness {
         Some(now.saturating_duration_since(self.pinged.take()?))
     }
 
-    /// What to do now. After [`Action::Ping`] the ping counts as sent.
+    /// Decides on the next step. After [`Action::Ping`] the ping counts as sent.
     pub(super) fn poll(&mut self, now: Instant) -> Action {
         let silent_since = self.pinged.map(|at| at.max(self.received));
         if let Some(since) = silent_since {

@@ -45,12 +45,12 @@ pub struct LoopbackPort {
     peers: Mutex<Peers>,
 }
 
-/// How long [`LoopbackPort::hold`] lasts: until packets of the peer that were on their way have arrived.
+/// Duration of [`LoopbackPort::hold`]: until packets of the peer that were on their way have arrived.
 pub const HOLD: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Default)]
 struct Peers {
-    /// Until when data of a peer is dropped.
+    /// End of the time in which data of a peer is dropped.
     held: HashMap<PublicKey, Instant>,
     addresses: HashMap<PublicKey, Ipv4Addr>,
     keys: HashMap<Ipv4Addr, PublicKey>,

@@ -1,5 +1,5 @@
-//! Which links a client has and when it connects, without I/O, a clock or randomness: one link is active, and where the relay has
-//! other replicas, a second one at another of them stands by.
+//! Plan of the links of a client and of its attempts to connect, without I/O, a clock or randomness: one link is active, and
+//! where the relay has other replicas, a second one at another of them stands by.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,14 @@ const SPREAD: Duration = Duration::from_secs(5);
 /// The longest pause between attempts at a stand-by link: a load balancer may lead to the same replica again and again.
 const LONGEST_STANDBY: Duration = Duration::from_secs(300);
 
-/// What a connection is to become.
+/// Role of a connection among the links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     Active,
     Standby,
 }
 
-/// Why a link has ended.
+/// Reason why a link has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     /// It broke, or the relay said nothing more.
@@ -26,7 +26,7 @@ pub(super) enum End {
     Refused,
 }
 
-/// What a link that has ended, or is about to, means for the others.
+/// Effect on the other links of one that has ended or is about to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
     /// There is no active link any more.

@@ -1,4 +1,4 @@
-//! What waits to be sent to the relay, and the link that sends it.
+//! Queue of frames for the relay, and the link that sends them.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use super::held::HeldInitiations;
 use crate::core::{Class, Counters, Outbox, QueueLimits};
 
-/// What waits for the relay: as in the relay itself.
+/// Limits of the queue for the relay: as in the relay itself.
 const QUEUE: QueueLimits =
     QueueLimits { time: Duration::from_millis(100), bytes: 1 << 20, probe_bytes: 64 << 10 };
 /// Bytes written at once: as many as the kernel holds unsent, so that probes do not wait behind more.
@@ -26,13 +26,13 @@ const MAX_PORTS: usize = 1024;
 pub struct RelayPort {
     /// The peer.
     pub peer: PublicKey,
-    /// Where the port is.
+    /// Address and number of the port.
     pub address: SocketAddr,
     /// The key for requests that bind this client's address to it.
     pub token: [u8; 32],
 }
 
-/// What was passed since the start.
+/// Traffic since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LinkCounters {
     /// Bytes of datagrams given to the relay.
@@ -43,7 +43,7 @@ pub struct LinkCounters {
     pub dropped: u64,
 }
 
-/// Where datagrams for peers are queued. Clones are one queue.
+/// Queue of datagrams for peers. Clones are one queue.
 #[derive(Clone)]
 pub struct LinkQueue(pub(super) Arc<Shared>);
 
@@ -164,7 +164,7 @@ impl LinkQueue {
         }
     }
 
-    /// What was passed since the start.
+    /// Traffic since the start.
     pub fn counters(&self) -> LinkCounters {
         let state = self.0.lock();
         let late: u64 = state.counters.drops().map(|(_, count)| count).sum();
@@ -186,7 +186,7 @@ impl Shared {
         self.links.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// From now on this link writes, also what waits: it has not waited for longer than a datagram may.
+    /// Makes this link the writer, also of frames that wait: none has waited for longer than a datagram may.
     pub(super) fn start_writer(&self, writer: Writer) {
         writer.waker.notify_one();
         let mut state = self.lock();
@@ -249,7 +249,7 @@ impl Shared {
         is_wanted
     }
 
-    /// When this link has an initiation to send that was held.
+    /// Time at which this link has a held initiation to send.
     pub(super) fn next_due(&self, link: u64) -> Option<Instant> {
         let state = self.lock();
         state.writer().filter(|writer| writer.link == link)?;

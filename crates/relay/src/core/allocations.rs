@@ -17,19 +17,19 @@ use fairlead_wire::stun::server::{nonce, parse_request, stale_nonce, success};
 
 use super::links::Admission;
 
-/// What a client proves with that the relay gave it the port.
+/// Secret with which a client proves that the relay gave it the port.
 pub type Token = [u8; 32];
 
-/// How long a port is kept that passes nothing, and that no client asks for or binds.
+/// Idle time after which a port is closed: it passes nothing, and no client asks for it or binds it.
 const IDLE: Duration = Duration::from_secs(120);
-/// How long a nonce is valid, once or twice.
+/// Period of nonces. Each is valid for one or two periods.
 const NONCE_PERIOD: Duration = Duration::from_secs(30);
 /// Requests from addresses that are not bound, to one port, a second and at once. Each costs two codes.
 const STRANGERS_RATE: Rate = Rate::per_second(200, 400);
 /// Bytes that a client may send at once where its rate is limited.
 const MIN_BURST: u64 = 128 << 10;
 
-/// What clients may use.
+/// Limits for each client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllocationLimits {
     /// Ports that one client may ask for.
@@ -38,7 +38,7 @@ pub struct AllocationLimits {
     pub client_rate: Option<u64>,
 }
 
-/// Why a client gets no port.
+/// Reason why a client gets no port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AllocationRefusal {
     /// It has as many as it may have.
@@ -66,7 +66,7 @@ impl AllocationRefusal {
     }
 }
 
-/// Why a datagram at such a port goes nowhere.
+/// Reason why a datagram at such a port goes nowhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum UdpDrop {
     /// The peer has not bound its address yet.
@@ -75,7 +75,7 @@ pub enum UdpDrop {
     RateLimited,
     /// A request without the code of one of the two tokens.
     Unauthenticated,
-    /// Its source is the address of neither peer.
+    /// The source is the address of neither peer.
     UnknownSource,
 }
 
@@ -95,12 +95,12 @@ impl UdpDrop {
     }
 }
 
-/// What becomes of a datagram.
+/// Fate of a datagram that is not dropped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
-    /// This is the answer, for its source.
+    /// Answer for the source of the datagram.
     Answer(Vec<u8>),
-    /// It goes there as it is.
+    /// Address to which the datagram goes as it is.
     Forward(SocketAddr),
 }
 
@@ -136,7 +136,7 @@ type Pair = (PublicKey, PublicKey);
 #[derive(Debug)]
 pub struct Allocations {
     limits: AllocationLimits,
-    /// For nonces.
+    /// Secret from which nonces are made.
     secret: [u8; 32],
     started: Instant,
     pairs: HashMap<Pair, u16>,

@@ -2,19 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-/// How long datagrams may wait all the time: more than the kernel takes to send at 10 Mbit/s what is given to it at once.
+/// Wait that is accepted for all datagrams: more than the kernel takes to send at 10 Mbit/s what is given to it at once.
 const TARGET: Duration = Duration::from_millis(20);
-/// For how long it may be more: the round-trip time of most flows.
+/// Time for which the wait may be longer: the round-trip time of most flows.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// A queue that is not longer is never too long (MAXPACKET of the RFC).
 const SHORT: usize = 1600;
-/// When the next time begins soon after the last one, it begins as fast as that ended.
+/// Intervals after the last drops within which new ones begin nearly as fast as those ended.
 const MEMORY: u32 = 16;
 
 /// The state for one queue.
 #[derive(Debug, Default)]
 pub(super) struct Codel {
-    /// Since when each datagram has waited too long.
+    /// Start of the time in which each datagram has waited too long.
     above_since: Option<Instant>,
     drops: Option<Drops>,
     last: Option<Drops>,
@@ -60,7 +60,7 @@ impl Codel {
     }
 }
 
-/// Until the next drop: a TCP flow slows down with the square root of what it loses.
+/// Time until the next drop: a TCP flow slows down with the square root of what it loses.
 fn interval(count: u32) -> Duration {
     INTERVAL.div_f64(f64::from(count.max(1)).sqrt())
 }
@@ -71,7 +71,7 @@ mod tests {
 
     const LONG: usize = 100_000;
 
-    /// How many of the datagrams are dropped that are taken each millisecond of some time.
+    /// Number of datagrams that are dropped when one is taken in each millisecond of the given time.
     fn dropped(
         codel: &mut Codel,
         from: Instant,

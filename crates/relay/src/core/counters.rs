@@ -1,6 +1,6 @@
-//! What a relay counts.
+//! Counters of a relay.
 
-/// Why a datagram was not passed on.
+/// Reason why a datagram was not passed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DropReason {
     /// The peer has no link.

@@ -6,10 +6,10 @@ use fairlead_keys::PublicKey;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub(super) u64);
 
-/// What a client has proved, and why it is let in.
+/// Identity that a client has proved, and the token for which it is let in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Admission {
-    /// Its key.
+    /// Public key of the client.
     pub key: PublicKey,
     /// The run of the client.
     pub instance: [u8; 8],
@@ -17,12 +17,12 @@ pub struct Admission {
     pub token: Option<[u8; 32]>,
 }
 
-/// What the shell writes next.
+/// Next step of the shell that writes to a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transmit {
     /// Nothing more, ever: close the connection.
     Close,
-    /// What was appended.
+    /// Write the frames that were appended.
     Frames,
     /// Nothing until [`Relay::take_ready`](super::Relay::take_ready) names the link.
     Nothing,

@@ -1,6 +1,6 @@
-//! What waits to be written to one client. Every queue is bounded; datagrams are bounded by time too, because a late one is
-//! worth less than the one behind it (head drop). Where datagrams wait all the time, CoDel drops some before that, so that the flows
-//! inside slow down.
+//! Queues of frames for one client. Every queue is bounded; datagrams are bounded by time too, because a late one is worth less than
+//! the one behind it (head drop). Where datagrams wait all the time, CoDel drops some before that, so that the flows inside slow
+//! down.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ const MAX_CONTROL: usize = 32;
 /// Bounds of the queues of one client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueLimits {
-    /// How long a datagram may wait.
+    /// Longest wait of a datagram.
     pub time: Duration,
     /// Bytes of datagrams that wait, unless it is only one.
     pub bytes: usize,
@@ -24,7 +24,7 @@ pub struct QueueLimits {
     pub probe_bytes: usize,
 }
 
-/// Which queue a datagram waits in.
+/// Class of a datagram, which decides on its queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
     Datagram,

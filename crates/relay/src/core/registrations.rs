@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::links::{LinkId, ReplicaLinkId, Stamp};
 
-/// How long an older link of a key stays after a newer one has registered.
+/// Time for which an older link of a key stays after a newer one has registered.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
 /// Older links of a key; one more ends the oldest at once.
 const MAX_DRAINING: usize = 2;
@@ -27,9 +27,9 @@ pub(super) struct Registrations {
     draining: VecDeque<(Registration<LinkId>, Instant)>,
     /// Stand-by links here, the newest last.
     standby: VecDeque<Registration<LinkId>>,
-    /// What other replicas announce, once for each connection to one.
+    /// Registrations that other replicas announce, once for each connection to one.
     remote: Vec<Registration<ReplicaLinkId>>,
-    /// When a link replaced one of another instance; at most one more than [`MAX_CHANGES`].
+    /// Times at which a link replaced one of another instance; at most one more than [`MAX_CHANGES`].
     changes: VecDeque<Instant>,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Registration<L> {
     pub(super) is_standby: bool,
 }
 
-/// Where datagrams for a key go.
+/// Receiver of the datagrams for a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Receiver {
     /// To a client.
@@ -51,7 +51,7 @@ pub(super) enum Receiver {
     Replica(ReplicaLinkId),
 }
 
-/// What a registration brings about.
+/// Effects of a registration.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
     /// Another run of the client, or another client, was replaced.
@@ -63,7 +63,7 @@ pub(super) struct Outcome {
 }
 
 impl Registrations {
-    /// Where datagrams of clients go.
+    /// Receiver of datagrams from clients; `None` if the key has no link.
     pub(super) fn receiver(&self) -> Option<Receiver> {
         let here = |here: &Registration<LinkId>| Receiver::Link(here.link);
         let there = |there: &Registration<ReplicaLinkId>| Receiver::Replica(there.link);

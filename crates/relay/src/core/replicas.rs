@@ -19,10 +19,10 @@ use super::{Class, Counters, DropReason, Outbox, QueueLimits, Relay};
 const MAX_LINKS: usize = 64;
 /// Keys that a replica may announce: more than a relay has clients.
 const MAX_ANNOUNCED: usize = 1 << 17;
-/// What waits for a replica, as a multiple of what may wait for a client.
+/// Limits of the queue for a replica, as a multiple of those for a client.
 const QUEUE_FACTOR: usize = 4;
 
-/// Why a connection to a replica is not used.
+/// Reason why a connection to a replica is not used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ReplicaRefusal {
     /// There are too many.
@@ -50,16 +50,16 @@ pub(super) struct Replicas {
     links: BTreeMap<ReplicaLinkId, ReplicaLink>,
     ready: Vec<ReplicaLinkId>,
     counters: Counters,
-    /// How many others accept stand-by links, as clients were told.
+    /// Number of other replicas that accept stand-by links, as clients were last told.
     told: u8,
 }
 
 #[derive(Debug)]
 struct ReplicaLink {
     replica: [u8; 16],
-    /// It knows of stand-by links.
+    /// Whether the other end knows of stand-by links.
     standby_links: bool,
-    /// What the other end has announced.
+    /// Keys that the other end has announced.
     announced: BTreeSet<PublicKey>,
     /// Keys whose state here the other end is to be told.
     pending: BTreeSet<PublicKey>,
@@ -316,7 +316,7 @@ impl Relay {
         &self.replicas.counters
     }
 
-    /// How many other replicas this one is connected to.
+    /// Number of other replicas that this one is connected to.
     pub fn replicas(&self) -> usize {
         self.replicas.links.values().map(|link| link.replica).collect::<BTreeSet<_>>().len()
     }

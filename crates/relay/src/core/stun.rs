@@ -1,4 +1,4 @@
-//! Which STUN requests a relay answers, and from which of its two ports: without I/O and without a clock.
+//! Choice of the STUN requests that a relay answers, and from which of its two ports: without I/O and without a clock.
 //!
 //! From the first port it answers every binding request, from the second one only to clients that it gave a key over their link.
 //! So a client learns whether its NAT lets in what comes from a port that it has not sent to. No answer is longer than its
@@ -17,12 +17,12 @@ const SOURCE_RATE: Rate = Rate::per_second(100, 400);
 /// Limits that are kept. Addresses that share one are answered less.
 const LIMITS: usize = 4096;
 
-/// Why a request is not answered.
+/// Reason why a request is not answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StunDrop {
     /// It is no binding request.
     Malformed,
-    /// Its source has had as many answers as it may in this second.
+    /// The source has had as many answers as it may in this second.
     RateLimited,
     /// The answer would be longer.
     Short,
@@ -80,7 +80,7 @@ pub struct StunResponder {
 }
 
 impl StunResponder {
-    /// With a secret from which keys of users are derived.
+    /// Makes a responder with a secret from which keys of users are derived.
     pub fn new(secret: [u8; 32]) -> Self {
         let counters = StunCounters::default();
         Self { secret, users: 0, hasher: RandomState::new(), limits: vec![None; LIMITS], counters }

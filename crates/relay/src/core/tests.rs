@@ -49,7 +49,7 @@ impl Bed {
         self.frame(link, &Frame::Datagram { peer, payload });
     }
 
-    /// What the link is sent, and whether it then ends.
+    /// Frames that the link is sent, and whether it then ends.
     fn received(&mut self, link: LinkId) -> (Vec<String>, bool) {
         let mut frames = Vec::new();
         loop {
@@ -354,7 +354,8 @@ fn frames_that_only_a_relay_sends_end_a_link() {
 }
 
 proptest! {
-    /// Whatever clients do: what is delivered was sent, queues stay within their limits, and links that ended are forgotten.
+    /// Delivered datagrams were sent, queues stay within their limits, and links that ended are forgotten, whatever clients
+    /// do.
     #[test]
     fn no_order_of_events_breaks_the_relay(events in proptest::collection::vec((0_u8..7, 0_u8..4, 0_u8..4), 0..200)) {
         let mut bed = Bed::with(Limits { links: 6, ..Limits::default() });

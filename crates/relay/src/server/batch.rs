@@ -17,7 +17,7 @@ use tokio::net::UdpSocket;
 
 /// The longest datagram, and the most bytes that are sent or merged at once.
 const MAX_BYTES: usize = 65_507;
-/// What the kernel may write into one buffer.
+/// Bytes of one buffer: the most that the kernel writes into it at once.
 const BUFFER: usize = 65_535;
 /// Buffers read at once.
 const BUFFERS: usize = 32;
@@ -37,7 +37,7 @@ pub(super) fn enable_merging(socket: &UdpSocket) {
 /// Reads what waits, at most some hundred datagrams, and gives `take` each with its source and what is to be sent.
 ///
 /// # Errors
-/// Of reading; [`io::ErrorKind::WouldBlock`] if there is none.
+/// Error of the read; [`io::ErrorKind::WouldBlock`] if no datagram waits.
 pub(super) fn pass(
     socket: &UdpSocket,
     take: impl for<'a> FnOnce(&mut dyn Iterator<Item = (SocketAddr, &'a [u8])>, &mut Runs<'a>),
@@ -64,7 +64,7 @@ pub(super) fn pass(
     })
 }
 
-/// What one buffer has.
+/// Contents of one buffer: one datagram, or several of one source that the kernel merged.
 #[derive(Debug, Clone, Copy)]
 struct Message {
     source: SocketAddr,
@@ -125,7 +125,7 @@ impl<'a> Runs<'a> {
         self.0.push(Run { to, length: datagram.len(), is_complete: false, datagrams });
     }
 
-    /// What the kernel has no room for is lost, as on the way.
+    /// Sends all runs. Datagrams that the kernel has no room for are lost, as on the way.
     fn send(&self, socket: &UdpSocket) {
         self.0.iter().for_each(|run| run.send(socket));
     }

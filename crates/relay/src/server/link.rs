@@ -22,7 +22,7 @@ use crate::stream::{FrameReader, FrameWriter, StreamError};
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes written at once: as many as the kernel holds unsent, so that probes do not wait behind more.
 const BUDGET: usize = 16 << 10;
-/// How long a write may make no progress.
+/// Time limit of one write to a client.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The same for a link that is to end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);

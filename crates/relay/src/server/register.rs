@@ -29,7 +29,7 @@ pub(super) struct Established {
     pub(super) writer: FrameWriter<Box<dyn Connection>>,
 }
 
-/// Why a connection did not become a link.
+/// Reason and error of a connection that did not become a link.
 pub(super) struct Rejected {
     pub(super) reason: Rejection,
     pub(super) error: String,

@@ -36,7 +36,7 @@ pub(super) struct RelayPorts {
 #[derive(Debug, Default)]
 struct Open {
     tasks: HashMap<u16, AbortOnDropHandle<()>>,
-    /// How many ports were tried.
+    /// Number of ports tried so far, from which the next one follows.
     tried: usize,
 }
 
@@ -120,7 +120,7 @@ impl RelayPorts {
         gone.iter().for_each(|port| drop(open.tasks.remove(port)));
     }
 
-    /// What was counted, and the number of ports.
+    /// Counters of all ports, and the number of open ones.
     pub(super) fn counters(&self) -> (AllocationCounters, usize) {
         let allocations = lock(&self.allocations);
         (allocations.counters(), allocations.len())

@@ -18,7 +18,7 @@ use rustls::{
 
 use crate::client::trust;
 
-/// Why replicas cannot authenticate each other.
+/// Reason why replicas cannot authenticate each other.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplicaTlsError {
     /// The file with the authorities cannot be used.
@@ -26,7 +26,7 @@ pub enum ReplicaTlsError {
     Authorities {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause of the failure.
         error: io::Error,
     },
     /// The name cannot be in a certificate.
@@ -40,7 +40,7 @@ pub enum ReplicaTlsError {
     Tls(#[from] Error),
 }
 
-/// Whom a replica takes for another one.
+/// Trust of a replica in others: the authorities and the name of their certificates.
 #[derive(Debug)]
 pub(super) struct ReplicaTrust {
     path: PathBuf,
@@ -81,7 +81,7 @@ impl ReplicaTrust {
         self.name.clone()
     }
 
-    /// For connections of others.
+    /// Configuration for connections that other replicas make.
     pub(super) fn server_config(self: &Arc<Self>, own: &Arc<Certificate>) -> Result<ServerConfig, Error> {
         let mut config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(&[&version::TLS13])?
@@ -91,7 +91,7 @@ impl ReplicaTrust {
         Ok(config)
     }
 
-    /// For a connection to another one.
+    /// Configuration for a connection to another replica.
     pub(super) fn client_config(&self, own: &Arc<Certificate>) -> Result<ClientConfig, Error> {
         let mut config = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(&[&version::TLS13])?

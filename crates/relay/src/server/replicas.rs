@@ -24,16 +24,16 @@ use super::state::Shared;
 use crate::core::{ReplicaLinkId, Transmit};
 use crate::stream::{self, FrameReader, FrameWriter, StreamError};
 
-/// How often names are resolved, and replicas without a connection are tried again.
+/// Interval at which names are resolved, and replicas without a connection are dialed.
 const DIAL_INTERVAL: Duration = Duration::from_secs(2);
 /// Time for TCP, TLS and both hellos.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long another address of a replica that is connected already is left alone.
+/// Pause before another address of a replica is dialed that is connected already.
 const REDUNDANT_INTERVAL: Duration = Duration::from_secs(30);
 /// A replica says something at least this often, and is gone when it has said nothing for longer.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
 const SILENCE_LIMIT: Duration = Duration::from_secs(5);
-/// How long a write may make no progress.
+/// Time limit of one write.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes written at once.
 const BUDGET: usize = 32 << 10;
@@ -49,11 +49,11 @@ impl Drop for Dialed<'_> {
     }
 }
 
-/// How a connection ended.
+/// End of a dialed connection.
 enum Ended {
-    /// With this error, after it was used.
+    /// The connection ended with this error, after it was used.
     Connected(String),
-    /// It led to this replica.
+    /// The connection led to this replica.
     Itself,
     /// There is another connection to the same replica.
     Redundant,
@@ -116,7 +116,7 @@ async fn dial_all(shared: &Arc<Shared>, replicas: &Replicas) {
     }
 }
 
-/// What a name had before stays while it cannot be resolved.
+/// Resolves the names of replicas. The addresses of a name stay as they were while it cannot be resolved.
 async fn resolve<'a>(peers: &'a [String], found: &mut BTreeMap<&'a String, Vec<SocketAddr>>) {
     for peer in peers {
         match timeout(HANDSHAKE_TIMEOUT, lookup_host(peer)).await {

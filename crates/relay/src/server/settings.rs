@@ -60,7 +60,7 @@ pub enum StartError {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// Why.
+        /// Cause of the failure.
         error: io::Error,
     },
     /// A registration could be one for another relay.

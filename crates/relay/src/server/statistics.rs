@@ -1,15 +1,15 @@
-//! What a server counts.
+//! Counters of a server.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::core::{AllocationCounters, Counters, StunCounters};
 
-/// What a relay has done and has, for metrics.
+/// Counters and sizes of a relay at one moment, for metrics.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// What the core counted.
+    /// Counters of the core.
     pub counters: Counters,
-    /// What of it concerns other replicas.
+    /// Counters of the core for datagrams to and from other replicas.
     pub forwarding: Counters,
     /// Other replicas that it is connected to.
     pub replicas: usize,
@@ -19,23 +19,23 @@ pub struct Snapshot {
     pub connections: u64,
     /// Connections that did not become links, by reason.
     pub rejections: Vec<(Rejection, u64)>,
-    /// What STUN requests were answered.
+    /// Counters of STUN requests.
     pub stun: StunCounters,
-    /// What UDP ports for pairs of peers passed on.
+    /// Counters of the UDP ports for pairs of peers.
     pub allocations: AllocationCounters,
-    /// How many of these ports are open.
+    /// Number of these ports that are open.
     pub relay_ports: usize,
 }
 
-/// What the server counts besides the core.
+/// Counters of the server besides those of the core.
 #[derive(Debug, Default)]
 pub(super) struct Statistics {
     pub(super) connections: AtomicU64,
-    /// By [`Rejection::ALL`].
+    /// Counters of rejections, in the order of [`Rejection::ALL`].
     pub(super) rejections: [AtomicU64; Rejection::ALL.len()],
 }
 
-/// Why a connection ended before it was a link.
+/// Reason why a connection ended before it was a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rejection {
     /// A newer connection needed its place.

@@ -27,7 +27,7 @@ pub(super) struct StunPorts {
 }
 
 impl StunPorts {
-    /// At `address`, and at the port after it; both are free ones if `address` has none.
+    /// Binds the ports at `address` and the number after it; both are free ones if `address` has none.
     ///
     /// # Errors
     /// The address that cannot be used, and why.
@@ -46,7 +46,7 @@ impl StunPorts {
         Ok(Self { socket, other, ports: (port, other_port), responder })
     }
 
-    /// What a client has to know.
+    /// Adds a user, and returns the ports and credentials that the client has to know.
     pub(super) fn add_user(&self, relay_ports: (u16, u16)) -> StunServer {
         self.responder().add_user(self.ports, relay_ports)
     }

@@ -23,7 +23,7 @@ pub enum Role {
     Server,
 }
 
-/// Why a WebSocket cannot be used any more.
+/// Reason why a WebSocket cannot be used any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WebSocketError {
     /// A control frame is too long or in parts, or a continuation continues nothing.
@@ -37,7 +37,7 @@ pub enum WebSocketError {
     Unsupported(u8),
 }
 
-/// What [`Decoder::decode`] found besides data.
+/// Signals that [`Decoder::decode`] found besides data.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Signals {
     /// The payload of the last ping, which is to be answered with [`pong_frame`].
@@ -69,7 +69,7 @@ struct Current {
 }
 
 impl Decoder {
-    /// For the end with this role.
+    /// Makes a decoder for the end with this role.
     pub fn new(role: Role) -> Self {
         Self { role, header: [0; MAX_HEADER], header_length: 0, frame: None, in_message: false }
     }
@@ -120,7 +120,7 @@ impl Decoder {
         Ok(Some(bytes))
     }
 
-    /// How long the header is, as far as that is known.
+    /// Length of the header in bytes, as far as its bytes so far tell it.
     fn wanted_header(&self) -> usize {
         if self.header_length < 2 {
             return 2;

@@ -13,7 +13,7 @@ const VERSION: &str = "13";
 /// A request that a relay accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Upgrade {
-    /// What to answer.
+    /// Response that accepts the request, in bytes.
     pub response: Vec<u8>,
     /// Length of the request's head.
     pub length: usize,
@@ -37,7 +37,7 @@ impl Refusal {
     }
 }
 
-/// Why a response does not open a WebSocket.
+/// Reason why a response does not open a WebSocket.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
     /// Something that is not HTTP, or too long.

@@ -46,7 +46,7 @@ pub(crate) async fn closed_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
 }
 
-/// What a relay reads: a certificate, those who may use it, their token.
+/// Files that a relay reads: a certificate, the keys of its clients, their token.
 #[derive(Clone)]
 struct Files {
     directory: Arc<tempfile::TempDir>,
@@ -130,7 +130,7 @@ impl Bed {
         self.files.ca.clone()
     }
 
-    /// Its certificate and the key of that.
+    /// Certificate of the relay and its private key.
     pub(crate) fn certificate(&self) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
         let path = |name: &str| self.files.directory.path().join(name);
         let certificate = CertificateDer::from_pem_file(path("tls.crt")).unwrap();

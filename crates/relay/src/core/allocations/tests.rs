@@ -42,7 +42,7 @@ impl Bed {
         bed
     }
 
-    /// What the shell does: opens `port` if one is needed.
+    /// Asks for a port as the shell does: opens `port` if one is needed.
     fn ask(&mut self, client: u8, peer: u8, port: u16) -> Result<u16, AllocationRefusal> {
         let (now, admission, token) = (self.now, admission(client), token(client));
         let known = self.allocations.join(now, &admission, key(peer), token)?;
@@ -192,7 +192,7 @@ fn the_rate_of_a_client_is_one_for_all_its_ports() {
 }
 
 proptest! {
-    /// Whatever clients and strangers do: datagrams go only to addresses that an asker has proved, and counts agree.
+    /// Datagrams go only to addresses that an asker has proved, and counts agree, whatever clients and strangers do.
     #[test]
     fn no_order_of_events_breaks_the_rules(
         events in proptest::collection::vec((0_u8..7, 0_u8..3, 0_u8..3, 0_u16..4), 0..120),

@@ -15,7 +15,7 @@ struct Mesh {
     relays: Vec<Relay>,
     /// From, to, the connection at either end.
     connections: Vec<(usize, usize, ReplicaLinkId, ReplicaLinkId)>,
-    /// Which replicas know of stand-by links.
+    /// Whether each replica knows of stand-by links.
     standby_links: Vec<bool>,
     now: Instant,
 }
@@ -424,7 +424,7 @@ fn clients_are_told_how_many_replicas_accept_standby_links() {
 }
 
 proptest! {
-    /// What a replica says never makes another one fail, keep what it has withdrawn, or send without end.
+    /// Frames of a replica never make another one fail, keep what it has withdrawn, or send without end.
     #[test]
     fn hostile_frames_do_no_harm(actions in proptest::collection::vec((0_u8..6, 0_u8..4, any::<u64>()), 0..60)) {
         let mut mesh = Mesh::new(2);

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use crate::bed::{Bed, Client, public};
 
-/// How long a datagram is waited for, and how often all is tried.
+/// Time limit of the wait for a datagram, and the number of attempts of the whole test.
 const PATIENCE: Duration = Duration::from_secs(3);
 const ATTEMPTS: usize = 5;
 

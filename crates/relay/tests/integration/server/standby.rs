@@ -12,7 +12,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::bed::{Bed, public};
 
-/// How often a datagram is sent.
+/// Interval at which a datagram is sent.
 const INTERVAL: Duration = Duration::from_millis(10);
 
 /// Leads each connection to the target that has the fewest, as a load balancer for TCP does.
