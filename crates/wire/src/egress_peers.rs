@@ -1,4 +1,4 @@
-//! What the gateways of one Egress tell each other (`proto/egress_peers.proto`).
+//! Messages between the gateways of one Egress (`proto/egress_peers.proto`).
 
 pub use generated::*;
 

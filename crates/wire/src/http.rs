@@ -10,9 +10,9 @@ const MAX_HEADERS: usize = 64;
 /// A whole response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Response {
-    /// Its status code.
+    /// Status code of the response.
     pub status: u16,
-    /// Its body, chunks put together.
+    /// Body of the response, chunks put together.
     pub body: Vec<u8>,
 }
 
@@ -21,13 +21,13 @@ pub struct Response {
 #[error("it is no HTTP response")]
 pub struct NotHttp;
 
-/// Why bytes do not begin with a head.
+/// Reason why bytes do not begin with a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HeadError {
-    /// They are not HTTP.
+    /// The bytes are not HTTP.
     #[error("it is not HTTP")]
     NotHttp,
-    /// Its bytes are more than [`MAX_HEAD`], or its headers more than 64.
+    /// The head has more bytes than [`MAX_HEAD`], or more than 64 headers.
     #[error("the head is too long")]
     TooLong,
 }

@@ -32,7 +32,7 @@ const MESSAGE_LENGTH: usize = 32;
 const TAG_LENGTH: usize = 16;
 const KIND_REQUEST: u8 = 1;
 const KIND_ANSWER: u8 = 2;
-/// In the flags of a request; receivers ignore flags that they do not know.
+/// Flags of a request; receivers ignore flags that they do not know.
 const FLAG_ROUND: u8 = 0x01;
 const FLAG_HANDSHAKE: u8 = 0x02;
 const FLAG_BIRTHDAY: u8 = 0x04;
@@ -43,7 +43,7 @@ const FLAG_KEEPALIVES: u8 = 0x40;
 const KEY_LABEL: &[u8] = b"fairlead path probe key 1";
 const TAG_LABEL: &[u8] = b"fairlead path probe tag 1";
 
-/// What matches an answer to its request: 96 random bits.
+/// Identifier that matches an answer to its request: 96 random bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransactionId(pub [u8; 12]);
 
@@ -51,7 +51,7 @@ pub struct TransactionId(pub [u8; 12]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub [u8; 16]);
 
-/// By which a receiver finds the sender among its peers: the first bytes of a hash of both public keys.
+/// Tag by which a receiver finds the sender among its peers: the first bytes of a hash of both public keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SenderTag(pub [u8; 8]);
 
@@ -69,16 +69,17 @@ impl SenderTag {
     }
 }
 
-/// How a symmetric NAT chooses external ports: each new mapping has a port that is `step` further than the one before.
+/// Order in which a symmetric NAT chooses external ports: each new mapping has a port that is `step` further than the one
+/// before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortSequence {
     /// The port of the next mapping.
     pub next: u16,
-    /// From one port to the next; negative where ports count down.
+    /// Distance from one port to the next; negative where ports count down.
     pub step: i16,
 }
 
-/// What a probe says.
+/// Message in a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
     /// Asks for an answer.
@@ -93,9 +94,10 @@ pub enum Message {
         is_birthday: bool,
         /// A NAT between the two forgets mappings sooner than keepalives come: the receiver should send them more often.
         wants_keepalives: bool,
-        /// Which ports the sender's symmetric NAT gives out next, where that can be predicted.
+        /// Ports that the sender's symmetric NAT gives out next, where that can be predicted.
         ports: Option<PortSequence>,
-        /// Where the sender may be reached, best first; at most [`MAX_CANDIDATES`]. Empty where it says nothing of that.
+        /// Endpoints at which the sender may be reached, best first; at most [`MAX_CANDIDATES`]. Empty where it says nothing of
+        /// that.
         candidates: Vec<Candidate>,
     },
     /// The answer to a request, sent back over the path it came on.
@@ -110,7 +112,7 @@ pub enum Message {
 /// The part of a probe that is not encrypted, and not authenticated before [`ProbeKeys::open`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Who claims to have sent it.
+    /// Tag of the node that claims to have sent it.
     pub sender: SenderTag,
     /// The program run that sent it.
     pub epoch: Epoch,
@@ -118,7 +120,7 @@ pub struct Header {
     pub counter: u64,
 }
 
-/// Why a datagram is not a probe of this peer.
+/// Reason why a datagram is not a probe of this peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidProbe {
     /// It does not begin with [`MAGIC`], or is shorter than [`MIN_LENGTH`].
@@ -293,7 +295,7 @@ impl Message {
         [&bytes[..], &list].concat()
     }
 
-    /// What follows the message is padding, in a request without candidates.
+    /// Parses a message. In a request without candidates the bytes behind it are padding.
     fn parse(body: &[u8]) -> Result<Self, InvalidProbe> {
         let (bytes, rest) = body.split_first_chunk::<MESSAGE_LENGTH>().ok_or(InvalidProbe::NotProbe)?;
         let mut transaction = [0; 12];

@@ -72,28 +72,28 @@ pub enum Frame<'a> {
     Allocated(AllocatedPort),
     /// A datagram for `peer`, or to the client from `peer`.
     Datagram {
-        /// Its destination on the way to the relay, its source on the way from it.
+        /// Key of the destination on the way to the relay, of the source on the way from it.
         peer: [u8; 32],
-        /// Its bytes, which the relay does not look at.
+        /// Bytes of the datagram, which the relay does not look at.
         payload: &'a [u8],
     },
     /// The relay ends soon.
     Draining {
-        /// When to connect again, in milliseconds.
+        /// Milliseconds until the client should connect again.
         reconnect_after: u32,
-        /// When the relay closes this connection, in milliseconds.
+        /// Milliseconds until the relay closes this connection.
         close_after: u32,
     },
-    /// Why the sender closes the connection. The last frame.
+    /// Error for which the sender closes the connection. The last frame.
     Error {
-        /// For programs.
+        /// Code of the reason, for programs.
         reason: ErrorReason,
-        /// For people.
+        /// Text of the reason, for people.
         message: &'a str,
     },
     /// The relay's first frame.
     Hello(Hello),
-    /// What the relay tells the client while it keeps serving it.
+    /// Notice to a client that the relay keeps serving.
     Notice(Notice),
     /// The peer of a datagram has no connection to this relay; the datagram was dropped.
     PeerGone([u8; 32]),
@@ -103,24 +103,24 @@ pub enum Frame<'a> {
     Pong([u8; 8]),
     /// A datagram that is queued apart from others, and sent before them: a path probe.
     Probe {
-        /// As in [`Frame::Datagram`].
+        /// Key of the other client, as in [`Frame::Datagram`].
         peer: [u8; 32],
-        /// As in [`Frame::Datagram`].
+        /// Bytes of the datagram, as in [`Frame::Datagram`].
         payload: &'a [u8],
     },
     /// The client's first frame.
     Register(Register<'a>),
     /// The relay's answer to a registration it accepts.
     Registered(Registered),
-    /// How many other replicas the relay is connected to that accept stand-by links.
+    /// Number of other replicas that the relay is connected to and that accept stand-by links.
     Replicas(u8),
-    /// Where the relay answers STUN requests.
+    /// Ports at which the relay answers STUN requests, and the client's credentials.
     StunServer(StunServer),
     /// A type that this version does not know. Receivers ignore it.
     Unknown(u8),
 }
 
-/// What a relay says of itself, and the challenge for a registration.
+/// Versions and properties of a relay, and the challenge for a registration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
     /// The oldest version the relay understands.
@@ -158,7 +158,7 @@ pub struct Register<'a> {
     pub is_standby: bool,
 }
 
-/// What a registered client has to know.
+/// Settings of the relay for a registered client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Registered {
     /// Seconds without a frame after which the relay closes the connection.
@@ -182,10 +182,10 @@ impl fmt::Debug for AllocatedPort {
     }
 }
 
-/// Where a relay answers STUN requests (RFC 8489), and with which credentials it answers from its second port.
+/// Ports at which a relay answers STUN requests (RFC 8489), and the credentials for its second port.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct StunServer {
-    /// Its UDP port.
+    /// UDP port for all binding requests.
     pub port: u16,
     /// The port that answers authenticated requests with CHANGE-REQUEST (RFC 5780, section 7.2).
     pub other_port: u16,
@@ -209,7 +209,7 @@ impl fmt::Debug for StunServer {
 pub struct Parsed<'a> {
     /// The frame.
     pub frame: Frame<'a>,
-    /// Its body as it was received.
+    /// Body of the frame, as it was received.
     pub body: &'a [u8],
     /// The bytes it occupies.
     pub length: usize,
@@ -313,7 +313,7 @@ fn parse_register<'a>(fields: &mut Fields<'a>) -> Result<Register<'a>, InvalidFr
     Ok(Register { proof, version, instance, key, name, token, is_standby: fields.flags() & STANDBY != 0 })
 }
 
-/// What is left of a body.
+/// Rest of a body that is being parsed.
 struct Fields<'a> {
     kind: u8,
     rest: &'a [u8],

@@ -1,6 +1,6 @@
 //! Names of the files beside the socket, which the plugin and the node program share.
 //!
-//! They are in the directory `<socket>.d`, so neither program needs another setting. An attachment is one empty file,
+//! The files are in the directory `<socket>.d`, so neither program needs another setting. An attachment is one empty file,
 //! `<container ID>:<interface>`: creating and removing it is atomic, and it has no content that could be incomplete.
 //!
 //! - `pending-del/` has the DELs that the plugin reported as done while the node program did not answer. It finishes them.
@@ -39,7 +39,8 @@ pub fn successor_lock(socket: &Path) -> PathBuf {
     beside(socket).join("successor.lock")
 }
 
-/// Where the node program's search for free addresses goes on after a restart, so that no address is reused at once.
+/// File with the positions at which the node program's search for free addresses goes on after a restart, so that no
+/// address is reused at once.
 pub fn search_positions(socket: &Path) -> PathBuf {
     beside(socket).join("search-positions")
 }

@@ -36,11 +36,11 @@ const COMPREHENSION_OPTIONAL: u16 = 0x8000;
 const FAMILY_IPV4: u8 = 1;
 const FAMILY_IPV6: u8 = 2;
 
-/// What matches a response to its request: 96 random bits.
+/// Identifier that matches a response to its request: 96 random bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransactionId(pub [u8; 12]);
 
-/// What a relay gives a client, so that it can prove its source.
+/// Nonce that a relay gives a client, so that it can prove its source.
 pub type Nonce = [u8; NONCE_LENGTH];
 
 /// The answer to a binding request.
@@ -50,11 +50,11 @@ pub struct BindingResponse {
     pub transaction: TransactionId,
     /// The source of the request as the server saw it, or why the server refuses to say.
     pub mapped: Result<SocketAddr, ErrorCode>,
-    /// With which to repeat the request.
+    /// Nonce with which to repeat the request.
     pub nonce: Option<Nonce>,
 }
 
-/// Why a server refuses a request (RFC 8489, section 14.8): 300 to 699.
+/// Code of the reason why a server refuses a request (RFC 8489, section 14.8): 300 to 699.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErrorCode(pub u16);
 
@@ -64,7 +64,7 @@ impl fmt::Display for ErrorCode {
     }
 }
 
-/// Why a datagram is not a response to a binding request.
+/// Reason why a datagram is not a response to a binding request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidResponse {
     /// See [`is_stun`].

@@ -1,4 +1,4 @@
-//! What a node says of itself.
+//! Affiliates: descriptions that nodes publish of themselves.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -7,22 +7,22 @@ use prost::Message as _;
 
 use super::{address_bytes, parse_address, plaintext};
 
-/// What a node says of itself through discovery.
+/// Description of a node, which it publishes itself through discovery.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Affiliate {
     /// The node's identity in discovery.
     pub node_id: String,
     /// Addresses of the node.
     pub addresses: Vec<IpAddr>,
-    /// Its host name.
+    /// Host name of the node.
     pub hostname: String,
-    /// Its name in Kubernetes.
+    /// Name of the node in Kubernetes.
     pub nodename: String,
-    /// As `controlplane` or `worker`.
+    /// Kind of the machine, as `controlplane` or `worker`.
     pub machine_type: String,
     /// Name and version of its operating system.
     pub operating_system: String,
-    /// Its part of the mesh, if it takes part.
+    /// The node's part of the mesh; `None` if it takes no part.
     pub kubespan: Option<KubeSpan>,
     /// Port of its API server, if it runs one.
     pub api_server_port: Option<u16>,
@@ -31,15 +31,16 @@ pub struct Affiliate {
 /// A node's part of the mesh.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KubeSpan {
-    /// Its WireGuard public key in base64, as it was written.
+    /// WireGuard public key of the node in base64, as it was written.
     pub public_key: String,
-    /// Its address on the mesh.
+    /// Address of the node on the mesh.
     pub address: Option<IpAddr>,
     /// Prefixes that it routes.
     pub additional_addresses: Vec<IpNet>,
     /// Prefixes that are not to be sent to it.
     pub exclude_advertised_addresses: Vec<IpNet>,
-    /// Its WireGuard has no preshared key with peers that say so, too. KubeSpan's is the secret of the cluster.
+    /// Whether its WireGuard has no preshared key with peers that say so, too. KubeSpan's is the secret of the
+    /// cluster.
     pub without_preshared_key: bool,
     /// The public key that it is about to use instead, in base64, as it was written; empty for none.
     pub next_public_key: String,

@@ -31,7 +31,7 @@ impl fmt::Debug for ClusterSecret {
     }
 }
 
-/// Why an encrypted blob cannot be used.
+/// Reason why an encrypted blob cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
 pub enum OpenError {
     /// The decrypted bytes mean nothing.
@@ -46,7 +46,7 @@ pub enum OpenError {
 }
 
 impl ClusterSecret {
-    /// From the secret's bytes.
+    /// Makes the ciphers from the secret's bytes.
     pub fn new(secret: [u8; 32]) -> Self {
         Self { data: Aes256Gcm::new(&secret.into()), endpoints: Aes256::new(&secret.into()) }
     }

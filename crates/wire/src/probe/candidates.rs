@@ -11,7 +11,7 @@ const KIND_HOST: u8 = 1;
 const KIND_SERVER_REFLEXIVE: u8 = 2;
 const KIND_PEER_REFLEXIVE: u8 = 3;
 
-/// How a node knows one of its own candidates (RFC 8445, section 5.1.1).
+/// Kind of a candidate, by the way in which the node knows it (RFC 8445, section 5.1.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CandidateKind {
     /// An address of the node.
@@ -25,7 +25,7 @@ pub enum CandidateKind {
 /// An endpoint at which the sender may be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Candidate {
-    /// How the sender knows it.
+    /// Kind of the candidate, as the sender knows it.
     pub kind: CandidateKind,
     /// Address and WireGuard port.
     pub address: SocketAddr,

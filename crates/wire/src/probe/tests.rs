@@ -54,7 +54,7 @@ fn probes_of_nodes_with_a_pre_shared_key_need_it() {
     assert_eq!(keys(BOB, ALICE, None).open(&datagram), Err(InvalidProbe::Unauthenticated));
 }
 
-/// Its bytes are those of an earlier build: a change of the format changes the version too.
+/// The bytes are those of an earlier build: a change of the format changes the version too.
 #[test]
 fn a_probe_of_version_1_has_these_bytes() {
     let datagram = keys(ALICE, BOB, None).seal(EPOCH, 3, &request(9), 0);
@@ -74,8 +74,8 @@ fn the_version_comes_before_everything_that_a_version_may_change() {
     assert_eq!(Header::parse(&datagram[..HEADER_LENGTH]), Err(InvalidProbe::Version(2)));
 }
 
-/// What a build with version 2 may send: in version 1 it says in the next byte that it reads version 2, and may use flags, fields and an extension that this build
-/// does not know.
+/// Probe that a build with version 2 may send: in version 1 it says in the next byte that it reads version 2, and may use flags, fields and
+/// an extension that this build does not know.
 fn of_a_later_build(version: u8, counter: u64) -> Vec<u8> {
     let bob = keys(BOB, ALICE, None);
     let mut header = Header { sender: bob.tag, epoch: EPOCH, counter }.to_bytes();

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Why a connection to a relay is closed.
+/// Reason why a connection to a relay is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ErrorReason {
     /// The relay has no room for a further client.
@@ -29,7 +29,7 @@ pub enum ErrorReason {
     Other(u8),
 }
 
-/// What a relay tells a client that it keeps serving.
+/// Notice of a relay to a client that it keeps serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Notice {
     /// Several programs register the client's key in turn.

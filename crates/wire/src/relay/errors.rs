@@ -1,6 +1,6 @@
-//! Why frames are not read or written.
+//! Errors of frames that are read or written.
 
-/// Why bytes are not a frame. The connection cannot be used any more.
+/// Reason why bytes are not a frame. The connection cannot be used any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidFrame {
     /// A hello of something else.
@@ -28,10 +28,10 @@ pub enum InvalidFrame {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{what} has {length} bytes; a relay accepts {limit}")]
 pub struct Oversized {
-    /// What is too long.
+    /// Name of the part that is too long.
     pub what: &'static str,
-    /// Its length.
+    /// Length of the part in bytes.
     pub length: usize,
-    /// The limit.
+    /// Limit of the length in bytes.
     pub limit: usize,
 }

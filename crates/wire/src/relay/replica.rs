@@ -33,7 +33,7 @@ pub enum ReplicaFrame<'a> {
         from: [u8; 32],
         /// Key of the client that it is for.
         to: [u8; 32],
-        /// At most [`MAX_DATAGRAM`] bytes.
+        /// Bytes of the datagram, at most [`MAX_DATAGRAM`].
         payload: &'a [u8],
     },
     /// No client of the sender has this key any more.
@@ -42,13 +42,13 @@ pub enum ReplicaFrame<'a> {
     Hello(ReplicaHello),
     /// Shows that the sender is there; no answer.
     Ping,
-    /// As [`ReplicaFrame::Datagram`], sent before datagrams that wait: a path probe.
+    /// Path probe: as [`ReplicaFrame::Datagram`], but sent before datagrams that wait.
     Probe {
-        /// As in [`ReplicaFrame::Datagram`].
+        /// Key of the sender, as in [`ReplicaFrame::Datagram`].
         from: [u8; 32],
-        /// As in [`ReplicaFrame::Datagram`].
+        /// Key of the receiver, as in [`ReplicaFrame::Datagram`].
         to: [u8; 32],
-        /// As in [`ReplicaFrame::Datagram`].
+        /// Bytes of the probe, as in [`ReplicaFrame::Datagram`].
         payload: &'a [u8],
     },
     /// A client of the sender has this key.
@@ -57,7 +57,7 @@ pub enum ReplicaFrame<'a> {
     Unknown(u8),
 }
 
-/// What a replica says of itself.
+/// Versions and properties of a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplicaHello {
     /// The oldest version it understands.

@@ -33,9 +33,9 @@ pub struct AuthenticatedRequest {
     pub transaction: TransactionId,
     /// Whether the response is to come from another port.
     pub change_port: bool,
-    /// Whose key it is, where the receiver cannot know.
+    /// Name of the user whose key makes the code; `None` where the receiver knows the key.
     pub user: Option<[u8; USER_LENGTH]>,
-    /// What the server gave for this source.
+    /// Nonce that the server gave for this source.
     pub nonce: Option<Nonce>,
 }
 
@@ -63,10 +63,10 @@ impl AuthenticatedRequest {
 /// A binding request as a server reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BindingRequest<'a> {
-    /// What it says. Nothing of it is known to be true before [`Self::is_authentic`].
+    /// Contents of the request. Nothing of it is known to be true before [`Self::is_authentic`].
     pub request: AuthenticatedRequest,
     datagram: &'a [u8],
-    /// What the code covers, and the code.
+    /// Bytes that the code covers, and the code.
     integrity: Option<(&'a [u8], &'a [u8])>,
 }
 
