@@ -13,9 +13,9 @@ pub struct AssumedBlocks<T = ()>(BTreeMap<String, Assumed<T>>);
 pub struct Assumed<T> {
     /// The UID of its object; `None` while the API server has not answered the creation.
     pub uid: Option<String>,
-    /// When it was assumed.
+    /// Time at which it was assumed.
     pub since: Instant,
-    /// What is known of it.
+    /// Details of the block, as far as the caller needs them.
     pub block: T,
 }
 

@@ -1,4 +1,4 @@
-//! Where kernel, blocks and pods disagree about addresses, and what to do about it.
+//! Disagreements of kernel, blocks and pods about addresses, with advice.
 //!
 //! [`node`] compares everything one node knows; [`cluster`] compares what the API server has of all nodes. Both only
 //! read. Each disagreement is a [`Finding`] that a person can act on.

@@ -1,4 +1,4 @@
-//! How many blocks of a pool a node requests at the same time.
+//! Number of block requests that a node has under way for one pool.
 //!
 //! One request after the other would make a hundred pods that start together wait for four answers in a row. Too many
 //! would take blocks that no pod needs, and flood the controller.
@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 /// Requests of one pool that a node may have under way together.
 pub const MAX_REQUESTS: usize = 4;
 
-/// How many blocks have to come so that each of `waiting` pods gets an address, when one has `block_size` of them:
-/// never more than [`MAX_REQUESTS`].
+/// Number of blocks that give each of `waiting` pods an address, with `block_size` addresses in a block; at most
+/// [`MAX_REQUESTS`].
 pub fn blocks_needed(waiting: usize, block_size: usize) -> usize {
     waiting.div_ceil(block_size.max(1)).min(MAX_REQUESTS)
 }
 
-/// How many requests of each pool are under way.
+/// Number of requests under way, by pool; pools without one are left out.
 #[derive(Debug, Clone, Default)]
 pub struct Demand(BTreeMap<String, usize>);
 
@@ -76,7 +76,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is requested is enough, and one less would not be, unless the limit says so.
+        /// Property: the requested blocks are enough, and one less would not be, unless the limit cuts them.
         #[test]
         fn the_needed_blocks_are_enough_and_no_more(waiting in 0..10_000usize, bits in 0..8u32) {
             let size = 1usize << bits;

@@ -38,9 +38,9 @@ pub struct Request<'a> {
 /// A block that pods of a node use, and that the API server did not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClaimedBlock {
-    /// Its number.
+    /// Number of the block in its pool, from 0.
     pub index: u32,
-    /// Its prefixes.
+    /// Prefixes of the block, one or none of each family.
     pub nets: DualStackNets,
 }
 
@@ -53,7 +53,7 @@ pub struct PoolState {
     pub terminating: bool,
     /// `spec.disabled`.
     pub disabled: bool,
-    /// When it was made, in seconds since 1970: of pools that overlap, the oldest has the addresses.
+    /// Time of creation, in seconds since 1970: of pools that overlap, the oldest has the addresses.
     pub created: i64,
 }
 
@@ -87,11 +87,11 @@ pub enum Grant {
     },
     /// A block to create.
     New {
-        /// Its number.
+        /// Number of the block in its pool, from 0.
         index: u32,
-        /// Name of its AddressBlock.
+        /// Name of the AddressBlock: `<pool>-<index>`.
         name: String,
-        /// Its prefixes.
+        /// Prefixes of the block, one or none of each family.
         nets: DualStackNets,
     },
     /// No block; the request has failed.
@@ -108,8 +108,8 @@ impl fmt::Display for Grant {
     }
 }
 
-/// How many blocks of a pool a node may have: enough for twice as many pods as it can run, so that a stolen token of a
-/// node cannot use up a pool.
+/// Largest number of blocks of a pool for one node: enough for twice as many pods as it can run, so that a stolen token
+/// of a node cannot use up a pool.
 pub fn block_limit(pod_capacity: Option<u32>, block_size_bits: u8) -> u32 {
     let pods = pod_capacity.unwrap_or(DEFAULT_PODS).min(MAX_PODS);
     let block_size = 1u32.checked_shl(block_size_bits.into()).unwrap_or(u32::MAX);

@@ -26,7 +26,7 @@ pub struct BlockIndex {
 /// Numbers of one pool.
 #[derive(Debug, Clone, Default)]
 struct Numbers {
-    /// How many blocks have each number.
+    /// Number of blocks that have each index: two blocks made by hand can have the same.
     allocated: BTreeMap<u32, usize>,
     /// All numbers below are allocated or were freed.
     next: u32,
@@ -34,7 +34,7 @@ struct Numbers {
     freed: BTreeMap<u64, u32>,
     /// The reverse of `freed`.
     freed_at: HashMap<u32, u64>,
-    /// How many blocks each node has.
+    /// Number of blocks of each node, by name; nodes without one are left out.
     held: HashMap<String, u32>,
 }
 
@@ -140,12 +140,12 @@ impl BlockIndex {
         self.answers.get(uid).filter(|_| !uid.is_empty()).map(String::as_str)
     }
 
-    /// How many blocks of a pool a node has.
+    /// Number of blocks of a pool that a node has.
     pub fn held(&self, pool: &str, node: &str) -> u32 {
         self.pools.get(pool).and_then(|numbers| numbers.held.get(node)).copied().unwrap_or_default()
     }
 
-    /// How many blocks of a pool each node has; those without a node are under the empty name.
+    /// Number of blocks of a pool by node; blocks without a node are under the empty name.
     pub fn holders(&self, pool: &str) -> impl Iterator<Item = (&str, u32)> {
         let held = self.pools.get(pool).into_iter().flat_map(|numbers| &numbers.held);
         held.map(|(node, count)| (node.as_str(), *count))

@@ -1,4 +1,4 @@
-//! Which block a node gets, and which address a pod gets.
+//! IP address management: blocks for nodes, and addresses for pods.
 //!
 //! * [`pool`]: an AddressPool parsed: subnets cut into numbered blocks.
 //! * [`mod@grant`]: the controller's answer to one BlockRequest; [`refusal`]: why it is no block.

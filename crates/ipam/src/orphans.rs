@@ -1,4 +1,4 @@
-//! When the blocks of a deleted Node may be freed.
+//! Blocks of deleted Nodes, and the time at which they may be freed.
 //!
 //! Pods run on without their Node object: an operator deletes it to register the kubelet anew, a cloud provider's
 //! controller takes a machine that does not answer for a deleted one. Blocks that were freed then would be granted to
@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 /// A block that names a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OwnedBlock<'a> {
-    /// Its UID.
+    /// UID of the AddressBlock.
     pub uid: &'a str,
-    /// The node.
+    /// Name of the Node that the block is for.
     pub node: &'a str,
     /// Whether it was granted for a BlockRequest, and not made by hand.
     pub granted: bool,
 }
 
-/// How long Nodes must have been absent.
+/// Time that a Node has to be absent before its blocks are freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Graces {
     /// A Node that may have existed while the block did.
@@ -27,12 +27,12 @@ pub struct Graces {
     pub never_existed: Duration,
 }
 
-/// Which Nodes are absent, and since when.
+/// Absent Nodes that blocks name, with the time since when each is absent.
 #[derive(Debug, Clone, Default)]
 pub struct Absences {
-    /// Absent nodes that blocks name.
+    /// Time since when each Node that a block names is absent, by name.
     since: BTreeMap<String, Instant>,
-    /// All blocks by UID, and whether the Node of each has never existed since it was made.
+    /// Whether the Node of each block has never existed since the block was made, by UID of the block.
     blocks: BTreeMap<String, bool>,
     /// Whether anything was observed before: only later can a block be new.
     observed: bool,
@@ -64,14 +64,14 @@ impl Absences {
         due.map(|block| block.uid.to_owned()).collect()
     }
 
-    /// When a block of an absent node is to be freed.
+    /// Time at which a block of an absent node is to be freed.
     fn due_at(&self, graces: Graces, block: &OwnedBlock<'_>) -> Option<Instant> {
         let since = self.since.get(block.node)?;
         let born_orphan = self.blocks.get(block.uid).copied().unwrap_or_default();
         since.checked_add(if born_orphan { graces.never_existed } else { graces.deleted })
     }
 
-    /// When the next block is to be freed.
+    /// Time at which the next block is to be freed.
     pub fn next_due(&self, now: Instant, graces: Graces, blocks: &[OwnedBlock<'_>]) -> Option<Instant> {
         blocks.iter().filter_map(|block| self.due_at(graces, block)).filter(|due| *due > now).min()
     }

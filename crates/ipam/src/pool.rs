@@ -18,7 +18,7 @@ pub const MAX_BLOCK_SIZE_BITS: u8 = 20;
 /// Largest block number: the AddressBlock resource stores it as a non-negative `int32`.
 pub const MAX_INDEX: u32 = i32::MAX as u32;
 
-/// Why an AddressPool cannot be used. Subnets are counted from 0, as in `spec.subnets[0]`.
+/// Reason why an AddressPool cannot be used. Subnets are counted from 0, as in `spec.subnets[0]`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
     /// `blockSizeBits` is out of bounds.
@@ -26,7 +26,7 @@ pub enum PoolError {
     BlockSize {
         /// Name of the pool.
         pool: String,
-        /// What was asked for.
+        /// Value of `spec.blockSizeBits`.
         bits: i64,
     },
     /// No subnet at all.
@@ -40,7 +40,7 @@ pub enum PoolError {
     NoFamily {
         /// Name of the pool.
         pool: String,
-        /// Which subnet.
+        /// Position of the subnet in `spec.subnets`.
         position: usize,
     },
     /// Not a prefix, or one of the other family.
@@ -50,13 +50,13 @@ pub enum PoolError {
     NotAPrefix {
         /// Name of the pool.
         pool: String,
-        /// Which subnet.
+        /// Position of the subnet in `spec.subnets`.
         position: usize,
         /// `ipv4` or `ipv6`.
         family: &'static str,
-        /// What was written.
+        /// Value of the field.
         text: String,
-        /// What it should look like.
+        /// Example of a valid prefix of the family.
         example: &'static str,
     },
     /// Smaller than one block.
@@ -67,13 +67,13 @@ pub enum PoolError {
     TooNarrow {
         /// Name of the pool.
         pool: String,
-        /// Which subnet.
+        /// Position of the subnet in `spec.subnets`.
         position: usize,
         /// The prefix.
         subnet: IpNet,
-        /// Host bits it has.
+        /// Host bits of the prefix.
         host_bits: u8,
-        /// Host bits a block has.
+        /// Host bits of a block: `spec.blockSizeBits`.
         bits: u8,
     },
     /// The two families of a subnet have different sizes.
@@ -84,7 +84,7 @@ pub enum PoolError {
     SizesDiffer {
         /// Name of the pool.
         pool: String,
-        /// Which subnet.
+        /// Position of the subnet in `spec.subnets`.
         position: usize,
         /// The IPv4 prefix.
         ipv4: Ipv4Net,
@@ -99,7 +99,7 @@ pub enum PoolError {
     FamiliesDiffer {
         /// Name of the pool.
         pool: String,
-        /// Which subnet.
+        /// Position of the subnet in `spec.subnets`.
         position: usize,
     },
     /// Two subnets share addresses.
@@ -119,7 +119,7 @@ struct Subnet {
     nets: DualStackNets,
     /// Number of its first block, counted through the pool.
     first: u128,
-    /// How many blocks it holds.
+    /// Number of blocks in the subnet.
     blocks: u128,
 }
 
@@ -161,7 +161,7 @@ impl Pool {
         }
     }
 
-    /// Its name.
+    /// Name of the AddressPool.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -176,7 +176,7 @@ impl Pool {
         self.subnets.iter().flat_map(|subnet| subnet.nets.iter())
     }
 
-    /// How many blocks its subnets hold; `u128::MAX` if more. Only the first [`MAX_INDEX`]` + 1` can have names.
+    /// Number of blocks in all subnets, at most `u128::MAX`. Only the first [`MAX_INDEX`]` + 1` can have names.
     pub fn capacity(&self) -> u128 {
         self.subnets.last().map_or(0, |last| last.first.saturating_add(last.blocks))
     }
@@ -320,11 +320,11 @@ fn first_overlap(nets: &mut [IpNet]) -> Option<(IpNet, IpNet)> {
 pub struct Overlap {
     /// Name of one pool.
     pub first_pool: String,
-    /// Its subnet.
+    /// Subnet of the first pool that shares addresses with the other one.
     pub first_subnet: IpNet,
     /// Name of the other pool.
     pub second_pool: String,
-    /// Its subnet.
+    /// Subnet of the second pool that shares addresses with the other one.
     pub second_subnet: IpNet,
 }
 

@@ -1,5 +1,5 @@
-//! Which BlockRequests the controller answers next: fairly among nodes, each at most once at a time, and those that
-//! failed again after a pause.
+//! Choice of the BlockRequests that the controller answers next: fairly among nodes, each request at most once at a
+//! time, and failed ones again after a pause.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ pub struct Pending<'a> {
     pub claims: bool,
 }
 
-/// What became of an attempt.
+/// Result of an attempt to answer a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
     /// The answer is written. The watch may not show it yet.
@@ -117,7 +117,7 @@ impl RequestQueue {
         }
     }
 
-    /// When the next pause ends.
+    /// Time at which the next pause ends.
     pub fn next_due(&self, now: Instant) -> Option<Instant> {
         self.failed.values().map(|pause| pause.until).filter(|until| *until > now).min()
     }
@@ -188,8 +188,8 @@ mod tests {
     }
 
     proptest! {
-        /// However requests come, fail and end: no slot too many, none for one request twice, and a node without a request
-        /// under way is served as soon as a slot is free.
+        /// Property, however requests come, fail and end: no slot too many, none for one request twice, and a node
+        /// without a request under way is served as soon as a slot is free.
         #[test]
         fn slots_are_shared(steps in prop::collection::vec((0..6u8, 0..30usize, 0..5usize), 1..200)) {
             let (uids, nodes) = (names(30, "u"), names(5, "n"));

@@ -1,10 +1,10 @@
-//! Why the controller grants no block.
+//! Reasons why the controller grants no block.
 
 use fairlead_address::DualStackNets;
 
 use crate::pool::PoolError;
 
-/// Why there is no block. `Display` is the condition's message.
+/// Reason why there is no block. `Display` is the condition's message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// No such AddressPool.
@@ -19,15 +19,15 @@ pub enum Refusal {
     /// The AddressPool cannot be used.
     #[error("pool {pool} cannot be used: {error}")]
     InvalidPool {
-        /// Its name.
+        /// Name of the pool.
         pool: String,
-        /// What is wrong with it.
+        /// Reason why the pool cannot be used.
         error: PoolError,
     },
     /// The AddressPool is being deleted.
     #[error("pool {pool} is being deleted and allocates no more blocks")]
     Terminating {
-        /// Its name.
+        /// Name of the pool.
         pool: String,
     },
     /// The AddressPool is disabled.
@@ -35,13 +35,13 @@ pub enum Refusal {
         "pool {pool} is disabled and allocates no more blocks: set spec.disabled to false, or use another pool"
     )]
     Disabled {
-        /// Its name.
+        /// Name of the pool.
         pool: String,
     },
     /// Every block is granted.
     #[error("pool {pool} does not have free blocks")]
     OutOfBlocks {
-        /// Its name.
+        /// Name of the pool.
         pool: String,
     },
     /// The node has as many blocks of the pool as it may.
@@ -54,9 +54,9 @@ pub enum Refusal {
         pool: String,
         /// The node.
         node: String,
-        /// How many it has.
+        /// Number of blocks of the pool that the node has.
         blocks: u32,
-        /// How many it may have.
+        /// Largest number of blocks of the pool that the node may have; see [`block_limit`](crate::block_limit).
         limit: u32,
     },
     /// The block that the node says it uses cannot be its own.
@@ -71,9 +71,9 @@ pub enum Refusal {
         node: String,
         /// Number of the block.
         index: u32,
-        /// Its prefixes, as the node says.
+        /// Prefixes of the block, as the node claims them.
         nets: DualStackNets,
-        /// What is in the way.
+        /// Reason why the node cannot have the block.
         cause: ClaimConflict,
     },
     /// The request has a field that an older schema let in.
@@ -81,7 +81,7 @@ pub enum Refusal {
     InvalidRequest {
         /// The field.
         field: &'static str,
-        /// What it says.
+        /// Value of the field.
         text: String,
     },
     /// Numbers are free, but their addresses are in blocks with other names, or in older pools.
@@ -90,7 +90,7 @@ pub enum Refusal {
          belong to older pools or are in blocks of others; remove the overlap"
     )]
     Overlap {
-        /// Its name.
+        /// Name of the pool.
         pool: String,
         /// The first block that would be free.
         nets: DualStackNets,
@@ -114,7 +114,7 @@ impl Refusal {
     }
 }
 
-/// Why a node cannot have the block that it says it uses.
+/// Reason why a node cannot have the block that it says it uses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimConflict {
     /// Another object has the name or addresses of it.
@@ -128,7 +128,7 @@ pub enum ClaimConflict {
     OlderPool,
 }
 
-/// Why there is no block, without the details.
+/// Reason why there is no block, without the details.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusalReason {
     /// [`Refusal::BlockLimit`].

@@ -6,10 +6,10 @@ use fairlead_api::resources::{AddressBlock, AddressPool};
 use crate::check::{KnownBlock, KnownPool};
 use crate::{Block, BlockError, ExistingBlock, Pool, PoolError, PoolState};
 
-/// Why an AddressBlock cannot be used on its node.
+/// Reason why an AddressBlock cannot be used on its node.
 #[derive(Debug, thiserror::Error)]
 pub enum UnusableBlock {
-    /// Its prefixes make no block.
+    /// The prefixes make no block.
     #[error(transparent)]
     Block(#[from] BlockError),
     /// It has no label `coil.cybozu.com/pool`.

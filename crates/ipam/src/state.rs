@@ -1,4 +1,4 @@
-//! All that one node decides about its addresses: [`NodeState`].
+//! Decisions of one node about its addresses: [`NodeState`].
 //!
 //! The node program keeps it behind one lock. It calls a method, applies the [`Effects`], and does the I/O that the
 //! answer asks for; nothing is decided outside, and nothing waits inside. The model in `tests/model` drives the same
@@ -22,7 +22,7 @@ use crate::check::Owner;
 use crate::leaks::Suspects;
 use crate::table::{AdoptError, Allocated, Allocation, AllocationTable, Answer, Block, Key, Unclear};
 
-/// What the node knows of a pool.
+/// State of a pool as far as the node knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolInfo {
     /// It has a deletion timestamp.
@@ -60,7 +60,7 @@ pub enum Attempt {
     Wait,
 }
 
-/// What the caller does after a method, as soon as it has released the lock.
+/// Work for the caller of a method, due as soon as it has released the lock.
 #[derive(Debug, Clone)]
 pub struct Effects<W> {
     /// Waiters that try again.
@@ -90,12 +90,12 @@ pub struct ShownBlock<'a> {
     pub own: Option<Block>,
 }
 
-/// What one interface of one container has.
+/// Addresses of one interface of one container, with their origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attachment {
     /// The interface.
     pub key: Key,
-    /// Its addresses.
+    /// Addresses of the interface, and their pool.
     pub allocated: Allocated,
     /// The block of this node that they are from.
     pub block: Option<String>,
@@ -122,7 +122,7 @@ pub struct NodeState<W> {
     blocks_known: bool,
     /// UIDs of blocks that the watch still shows although the API server does not have them.
     lost: BTreeSet<String>,
-    /// Since when each releasable block is.
+    /// Time since which each releasable block is releasable, by name of the block.
     releasable_since: BTreeMap<String, Instant>,
     suspects: Suspects,
     effects: Effects<W>,
@@ -146,7 +146,7 @@ impl<W> Default for NodeState<W> {
 }
 
 impl<W: Clone> NodeState<W> {
-    /// What has to be done because of the calls since the last one of this method.
+    /// Returns the effects of all calls since the last one of this method, and forgets them.
     pub fn take_effects(&mut self) -> Effects<W> {
         std::mem::take(&mut self.effects)
     }

@@ -67,18 +67,18 @@ pub enum Answer {
     NeedBlock,
 }
 
-/// What a release freed.
+/// Addresses that a release has freed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Released {
-    /// What the key had.
+    /// Addresses that the key had, and their pool.
     pub allocated: Allocated,
-    /// The block it was in; `None` if that block is gone.
+    /// Name of the block that they were in; `None` if it is gone.
     pub block: Option<String>,
     /// Whether that block has no address in use now. See [`AllocationTable::releasable_blocks`] for whether to release it.
     pub now_empty: bool,
 }
 
-/// Why something found at start was not adopted.
+/// Reason why an attachment found at start was not adopted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AdoptError {
     /// There is no address to adopt.
@@ -105,17 +105,17 @@ pub enum AdoptError {
     HoldsOthers {
         /// The interface.
         key: Key,
-        /// What it has.
+        /// Addresses that the key has already.
         allocated: Allocated,
     },
 }
 
-/// How full a block is.
+/// Use of a block: how many of its offsets are taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockUsage {
     /// Name of the block.
     pub block: String,
-    /// Its pool.
+    /// Name of its pool.
     pub pool: String,
     /// Offsets in use.
     pub used: u32,
@@ -157,8 +157,8 @@ pub struct AllocationTable {
     ipv4_only: bool,
 }
 
-/// How many closed blocks are remembered after they are gone. A block closes after minutes without use, and a watch
-/// lags by a minute at most.
+/// Number of closed blocks that are remembered after they are gone. A block closes after minutes without use, and a
+/// watch lags by a minute at most.
 const MAX_CLOSED_UIDS: usize = 256;
 
 impl AllocationTable {
@@ -191,8 +191,8 @@ impl AllocationTable {
         self.blocks.insert(block.name.clone(), Known { block, last, closed });
     }
 
-    /// Where the search for a free address of each block goes on: the offset allocated last, by UID of the block. An address
-    /// that was freed is allocated again only after all others, so this has to survive a restart.
+    /// Positions of the search for a free address: the offset allocated last, by UID of the block. An address that was
+    /// freed is allocated again only after all others, so the positions have to survive a restart.
     pub fn search_positions(&self) -> BTreeMap<String, u32> {
         let known = self.blocks.values().filter_map(|known| Some((known.block.uid.clone(), known.last?)));
         self.restored.clone().into_iter().chain(known).collect()
@@ -230,8 +230,8 @@ impl AllocationTable {
 
     /// Allocates addresses to a key: those it has, whatever the pool, or new ones.
     ///
-    /// Of several blocks the fullest that has room is used, the first by name among equals: so pods gather in few
-    /// blocks and the others become empty and can be released.
+    /// If several blocks have room, the fullest is used, the first by name among equals. So pods gather in few blocks,
+    /// and the others become empty and can be released.
     pub fn allocate(&mut self, pool: &str, key: &Key) -> Answer {
         if let Some(allocated) = self.allocated.get(key) {
             let ipv4 = allocated.ipv4;
@@ -315,7 +315,7 @@ impl AllocationTable {
         self.allocated.insert(key, allocated);
     }
 
-    /// What a key has.
+    /// Addresses of a key, with their pool.
     pub fn get(&self, key: &Key) -> Option<&Allocated> {
         self.allocated.get(key)
     }
@@ -426,7 +426,7 @@ impl AllocationTable {
         }
     }
 
-    /// How full each block is, by name.
+    /// Use of each block, ordered by name.
     pub fn usage(&self) -> Vec<BlockUsage> {
         self.blocks
             .values()

@@ -1,6 +1,6 @@
 //! Disagreements that a person can act on.
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// Packets are lost or misled, or two pods may get one address.
@@ -22,17 +22,17 @@ impl Severity {
 /// One disagreement.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
-    /// How bad it is.
+    /// Severity of the disagreement.
     pub severity: Severity,
-    /// What kind it is, in one word for programs.
+    /// Kind of the disagreement, in one CamelCase word for programs.
     pub reason: &'static str,
     /// The address, block or pod it is about.
     pub subject: String,
-    /// What was found.
+    /// Description of the disagreement.
     pub what: String,
-    /// How it may have come about, or what follows from it.
+    /// Possible cause, or consequence.
     pub why: String,
-    /// What to do.
+    /// Advice: commands or changes that end the disagreement.
     pub advice: String,
 }
 

@@ -40,7 +40,7 @@ fn addresses(allocated: &Allocated) -> Vec<IpAddr> {
     allocated.ipv4.map(IpAddr::from).into_iter().chain(allocated.ipv6.map(IpAddr::from)).collect()
 }
 
-/// How people find the attachment.
+/// Description by which people find the attachment.
 fn name(reservation: &Reservation) -> String {
     match &reservation.owner {
         Some(owner) => {
@@ -85,7 +85,7 @@ impl<'a> Index<'a> {
         found
     }
 
-    /// What the API server says of the pod the attachment was made for.
+    /// Compares the pod of the attachment with its Pod object.
     fn pod_of(&self, reservation: &Reservation) -> Option<Finding> {
         let owner = reservation.owner.as_ref()?;
         let pods = self.view.pods.as_ref()?;

@@ -1,4 +1,4 @@
-//! What is wrong with blocks and pods wherever they are looked at.
+//! Checks of blocks and pods that a node and the cluster have in common.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use super::view::{KnownBlock, KnownPod, KnownPool};
 
 /// Blocks that can be asked which of them has an address.
 pub(super) struct Blocks<'a> {
-    /// By first address; a block within another one follows it.
+    /// Blocks by first address; a block within another one follows it.
     by_prefix: Vec<(IpNet, &'a KnownBlock)>,
 }
 

@@ -185,7 +185,7 @@ fn every_disagreement_of_a_cluster_has_its_reason() {
 }
 
 proptest::proptest! {
-    /// Whatever the views hold, looking at them is harmless, and an address of an own block is never called without_block.
+    /// Property of all views: the check does not panic, and never calls an address of an own block `without_block`.
     #[test]
     fn own_addresses_are_at_home(last in 0u8..32, prefix in 20u8..=32) {
         let mut view = healthy();

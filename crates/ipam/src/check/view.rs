@@ -1,4 +1,4 @@
-//! What is compared: what a node knows, and what the API server has.
+//! Views that are compared: the state of a node, and the objects of the API server.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,7 @@ pub struct Owner {
     pub uid: Option<String>,
 }
 
-/// What an interface of a container has reserved.
+/// Reservation of addresses for an interface of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reservation {
     /// The interface.
@@ -44,35 +44,35 @@ pub struct PodLink {
 /// An AddressBlock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownBlock {
-    /// Its name.
+    /// Name of the AddressBlock.
     pub name: String,
-    /// Its pool, by its label.
+    /// Name of the pool, by the block's label.
     pub pool: String,
-    /// Its node, by its label.
+    /// Name of the node, by the block's label.
     pub node: String,
-    /// Its prefixes.
+    /// Prefixes of the block.
     pub nets: Vec<IpNet>,
 }
 
 /// An AddressPool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownPool {
-    /// Its name.
+    /// Name of the AddressPool.
     pub name: String,
-    /// Its subnets.
+    /// Prefixes of the pool's subnets.
     pub nets: Vec<IpNet>,
 }
 
 /// A Pod object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownPod {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
     /// The UIDs it goes by.
     pub uids: Vec<String>,
-    /// Its node.
+    /// Name of the pod's node.
     pub node: String,
     /// `status.podIPs`.
     pub addresses: Vec<IpAddr>,
@@ -81,7 +81,7 @@ pub struct KnownPod {
 }
 
 impl KnownPod {
-    /// As people name it.
+    /// Namespace and name, as people write them: `namespace/name`.
     pub fn full_name(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
@@ -93,10 +93,10 @@ impl KnownPod {
     }
 }
 
-/// What one node knows.
+/// State of one node, as far as the node itself knows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeView {
-    /// Its name.
+    /// Name of the node.
     pub node: String,
     /// The allocation table.
     pub reservations: Vec<Reservation>,
@@ -114,7 +114,7 @@ pub struct NodeView {
     pub pods: Option<Vec<KnownPod>>,
 }
 
-/// What the API server has of all nodes.
+/// Objects of the API server, of all nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterView {
     /// Names of all Nodes.

@@ -81,7 +81,7 @@ fn any_block() -> impl Strategy<Value = ExistingBlock> {
 }
 
 proptest! {
-    /// Whatever comes and goes, the answers are those of a walk over all blocks.
+    /// Property, whatever blocks come and go: the answers are those of a walk over all blocks.
     #[test]
     fn the_index_agrees_with_a_walk_over_all_blocks(
         steps in prop::collection::vec((any_block(), any::<bool>()), 0..120),

@@ -1,9 +1,9 @@
-//! Why a pod gets no address.
+//! Reasons why a pod gets no address.
 
 use super::RequestFailure;
 use crate::refusal::RefusalReason;
 
-/// Why a pod gets no address.
+/// Reason why a pod gets no address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AllocationError {
     /// `spec.disabled` of the pool is true.
@@ -12,7 +12,7 @@ pub enum AllocationError {
          or change the annotation coil.cybozu.com/pool of the pod's namespace"
     )]
     Disabled {
-        /// Its name.
+        /// Name of the pool.
         pool: String,
     },
     /// The request for a block failed.
@@ -21,7 +21,7 @@ pub enum AllocationError {
     /// The pool is being deleted.
     #[error("pool {pool} is being deleted: it allocates no addresses to new pods")]
     Terminating {
-        /// Its name.
+        /// Name of the pool.
         pool: String,
     },
     /// No block came in time.
@@ -29,7 +29,7 @@ pub enum AllocationError {
         "no address block of pool {pool} within the time a pod may wait: is `fairlead controller` running, and is the API server reachable?"
     )]
     TimedOut {
-        /// Its name.
+        /// Name of the pool.
         pool: String,
     },
     /// There is no such pool.
@@ -38,7 +38,7 @@ pub enum AllocationError {
          coil.cybozu.com/pool of the pod's namespace"
     )]
     UnknownPool {
-        /// Its name.
+        /// Name of the pool.
         pool: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Which blocks to release, and what the API server's answers mean for them.
+//! Release of blocks, and the meaning of the API server's answers for them.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ use super::NodeState;
 pub struct BlockDeletion {
     /// Name of the object.
     pub name: String,
-    /// Its UID.
+    /// UID of the object: a precondition of the deletion.
     pub uid: String,
-    /// Its resource version.
+    /// Resource version of the object: a precondition of the deletion.
     pub version: String,
 }
 
-/// What the API server answered to a deletion.
+/// Answer of the API server to a deletion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeletionAnswer {
     /// The block is gone or, with finalizers, about to go.

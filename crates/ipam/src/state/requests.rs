@@ -1,4 +1,4 @@
-//! Which BlockRequests to make.
+//! BlockRequests that a node makes, and their failures.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::pool::Pool;
 use crate::refusal::RefusalReason;
 use crate::table::Block;
 
-/// How long a failure counts for pods that need a block; then the controller is asked again.
+/// Time for which a failure is reported to pods that need a block; then the controller is asked again.
 pub const REFUSAL_LIFETIME: Duration = Duration::from_secs(3);
 
 /// Pause after a claim that brought no block.
@@ -27,12 +27,12 @@ pub struct BlockDemand {
     pub claim: Option<ClaimedBlock>,
 }
 
-/// Why a request brought no block.
+/// Reason why a request brought no block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestFailure {
     /// The controller's reason; `None` when it was not this controller that refused.
     pub reason: Option<RefusalReason>,
-    /// In a sentence.
+    /// Explanation in a sentence.
     pub message: String,
 }
 

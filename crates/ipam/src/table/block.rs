@@ -6,7 +6,7 @@ use fairlead_address::DualStackNets;
 
 use crate::pool::MAX_BLOCK_SIZE_BITS;
 
-/// Why an AddressBlock cannot be used.
+/// Reason why an AddressBlock cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BlockError {
     /// Neither family.
@@ -20,7 +20,7 @@ pub enum BlockError {
     SizesDiffer {
         /// Name of the block.
         name: String,
-        /// Its prefixes.
+        /// Prefixes of the block.
         nets: DualStackNets,
     },
     /// More than 2^[`MAX_BLOCK_SIZE_BITS`] addresses.
@@ -28,9 +28,9 @@ pub enum BlockError {
     TooLarge {
         /// Name of the block.
         name: String,
-        /// Its prefixes.
+        /// Prefixes of the block.
         nets: DualStackNets,
-        /// Its host bits.
+        /// Host bits of the prefixes.
         bits: u8,
     },
 }
@@ -85,7 +85,7 @@ impl Block {
         self
     }
 
-    /// Its name.
+    /// Name of the AddressBlock.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -100,12 +100,12 @@ impl Block {
         self.deleting
     }
 
-    /// Its pool.
+    /// Name of the pool.
     pub fn pool(&self) -> &str {
         &self.pool
     }
 
-    /// Its prefixes.
+    /// Prefixes of the block, without host bits.
     pub fn nets(&self) -> DualStackNets {
         self.nets
     }

@@ -1,4 +1,4 @@
-//! Which address of a block is allocated next.
+//! Search for the next free address of a block.
 
 use std::collections::BTreeSet;
 

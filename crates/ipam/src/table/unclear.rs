@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{AllocationTable, Block, Key};
 
-/// What was lost, and which blocks cannot contain it.
+/// Attachments without known addresses, and the blocks that cannot contain their addresses.
 #[derive(Debug, Clone, Default)]
 pub(super) struct UnclearAttachments {
     attachments: BTreeMap<Key, Unclear>,
@@ -15,9 +15,9 @@ pub(super) struct UnclearAttachments {
 /// An attachment whose addresses are not known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unclear {
-    /// The pool they are from.
+    /// Name of the pool that the addresses are from.
     pub pool: String,
-    /// Why they are not known.
+    /// Reason why the addresses are not known.
     pub why: String,
 }
 

@@ -55,7 +55,7 @@ pub(crate) struct Objects {
     next: u64,
 }
 
-/// What may happen to a call.
+/// Fate of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wire {
     /// It is executed and the answer arrives.
@@ -66,7 +66,7 @@ pub(crate) enum Wire {
     LosesCall,
 }
 
-/// Why a call failed, as the caller sees it.
+/// Cause of a failed call, as the caller sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Failed {
     Conflict,

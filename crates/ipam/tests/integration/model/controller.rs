@@ -7,7 +7,7 @@ use fairlead_ipam::{AssumedBlocks, ExistingBlock, Grant, Request as Wanted, gran
 
 use crate::model::api::{Api, Block, Failed, Objects, Outcome, Request, Wire, Write};
 
-/// How long a block just made counts although the watch has not shown it.
+/// Time for which a block just made counts although the watch has not shown it.
 const ASSUMED_FOR: Duration = Duration::from_secs(60);
 
 /// One answer that is being given.

@@ -80,7 +80,7 @@ pub(crate) struct Program {
     blocks: Option<BTreeMap<String, Block>>,
     pools: BTreeMap<String, PoolState>,
     adds: BTreeMap<Key, Add>,
-    /// Why the latest ADD of a container failed.
+    /// Cause of the failure of each container's latest ADD.
     pub(crate) failures: BTreeMap<Key, AllocationError>,
     requests: Vec<Requesting>,
     /// Whether the request task was notified.
@@ -331,7 +331,7 @@ impl Node {
         }
     }
 
-    /// What the block task does when something changed: the state follows the watches, and blocks become due.
+    /// Block task after a change: the state follows the watches, and blocks become due.
     pub(crate) fn sync_blocks(&mut self, api: &Api, now: Instant, wire: Wire) {
         let Some(program) = &mut self.program else { return };
         let Some(blocks) = program.blocks.as_ref().filter(|_| program.release.is_none()) else { return };

@@ -1,4 +1,4 @@
-//! What can happen to the cluster, and how often it does.
+//! Steps that can happen to the cluster, and their frequency.
 
 use proptest::prelude::*;
 
@@ -36,7 +36,7 @@ pub(crate) enum Step {
     FindLeaks {
         node: usize,
     },
-    /// What happens in quiet times: one node's ADDs and requests go on, the controller answers.
+    /// Progress in quiet times: one node's ADDs and requests go on, the controller answers.
     Flow {
         node: usize,
         wire: Wire,
