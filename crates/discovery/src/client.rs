@@ -1,8 +1,9 @@
 //! A member of a cluster as a client of one discovery server: it publishes this node and watches the others.
 //!
-//! What is published and what is believed is decided without I/O, in [`Publication`] and [`Members`]. This module connects: a
-//! session is a greeting, then a watch, and beside it what is published. When an update fails the watch goes on; when the session
-//! ends, what was known stays, and the next session begins after a pause.
+//! [`Publication`] and [`Members`] decide without I/O which parts of this node are published, and which messages of a
+//! server are believed. This module connects: a session is a greeting, then a watch, and beside it the updates of this
+//! node. When an update fails, the watch goes on; when the session ends, the members known so far stay, and the next
+//! session begins after a pause.
 
 mod connect;
 mod endpoint;
@@ -27,13 +28,13 @@ pub use members::{Member, Members, Rejection};
 pub use publication::{Local, Omission, Publication, TooLong};
 pub use session::LeaveError;
 
-/// How long a server keeps what this node published without hearing of it again.
+/// Default and longest value of [`Settings::ttl`].
 const TTL: Duration = Duration::from_secs(30 * 60);
 
 /// Reads an environment variable.
 pub type Environment = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
-/// How a client is to run.
+/// Settings of a client.
 #[derive(Clone)]
 pub struct Settings {
     /// The server.
@@ -50,7 +51,7 @@ pub struct Settings {
     pub environment: Environment,
     /// `SO_MARK` of the connection; zero for none. On a node it keeps the connection out of the mesh.
     pub mark: u32,
-    /// How long the server keeps what is published, at most half an hour; it is published again after half of it.
+    /// Time to live of the published affiliate, at most half an hour; it is published again after half of it.
     pub ttl: Duration,
 }
 
@@ -98,22 +99,22 @@ pub fn authorities(bundle: Option<&[u8]>) -> Result<RootCertStore, io::Error> {
     Ok(roots)
 }
 
-/// What a client knows.
+/// State of a client.
 #[derive(Debug, Clone, Default)]
 pub struct View {
     /// The other members; what was known when a connection ended stays.
     pub members: Members,
-    /// Since when the first snapshot of this connection is complete; `None` without a connection.
+    /// Time since which the first snapshot of this connection is complete; `None` without a connection.
     pub connected: Option<Instant>,
-    /// Where the server sees this node.
+    /// Address of this node as the server sees it.
     pub client_ip: Option<IpAddr>,
-    /// When this node was last published.
+    /// Time at which this node was last published.
     pub published: Option<Instant>,
-    /// What of it was left out.
+    /// Parts of this node that were left out of the last publication.
     pub omissions: Vec<Omission>,
-    /// Why there is no connection.
+    /// Reason why there is no connection.
     pub connection_error: Option<String>,
-    /// Why this node is not published.
+    /// Reason why this node is not published.
     pub publication_error: Option<String>,
 }
 
@@ -147,7 +148,7 @@ impl Client {
         });
     }
 
-    /// What it knows, as it changes.
+    /// State of the client; the receiver sees each change.
     pub fn view(&self) -> watch::Receiver<View> {
         self.view.clone()
     }

@@ -1,4 +1,4 @@
-//! What a discovery server stores, and what it tells its watches. No I/O; time is an argument.
+//! Core of a discovery server: the affiliates it stores, and the messages to its watches. No I/O; time is an argument.
 //!
 //! Each change gets the next number of its cluster; of an affiliate only the last change counts. A watch remembers the number up to
 //! which it has been told: however slow it is, it costs one number, and its next message has the latest state.
@@ -57,7 +57,7 @@ pub struct Discovery {
     counters: Counters,
 }
 
-/// What has happened since the server started.
+/// Events since the server started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Affiliates that a client deleted.
@@ -74,7 +74,7 @@ pub struct Counters {
     pub watches_ended: u64,
 }
 
-/// What is stored now.
+/// Counts of clusters, affiliates, endpoints and watches at present.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Clusters with affiliates or watches.
@@ -104,7 +104,7 @@ impl Discovery {
         }
     }
 
-    /// How long a request of a caller has to wait for its turn.
+    /// Time that a request of a caller has to wait for its turn.
     ///
     /// # Errors
     /// It would wait too long.
@@ -227,7 +227,7 @@ impl Discovery {
         self.clusters.values_mut().for_each(Cluster::age_frames);
     }
 
-    /// What is stored, with what is left of its time.
+    /// Affiliates that are stored, each with the rest of its time to live.
     pub fn stored(&self, now: Instant) -> Vec<Stored> {
         let clusters = self.clusters.iter();
         clusters.flat_map(|(name, cluster)| cluster.stored(name, now)).collect()
@@ -255,12 +255,12 @@ impl Discovery {
         data.map_or(is_accepted, |data| accept(Some(data), Vec::new(), stored.ttl))
     }
 
-    /// What has happened.
+    /// Events since the server started.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// What is stored now.
+    /// Counts of clusters, affiliates, endpoints and watches at present.
     pub fn totals(&self) -> Totals {
         Totals {
             clusters: self.clusters.len(),

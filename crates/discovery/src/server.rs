@@ -48,11 +48,11 @@ pub use settings::{Settings, StartError};
 pub use snapshot::SnapshotError;
 pub use statistics::{Method, Snapshot};
 
-/// How often expiries are looked at.
+/// Interval at which expiries are looked at.
 const TICK: Duration = Duration::from_secs(1);
-/// How often the list of clusters and affiliates is read again: what is removed from it is gone within 5 s.
+/// Interval at which the list of clusters and affiliates is read again: what is removed from it is gone within 5 s.
 const ADMISSION_INTERVAL: Duration = Duration::from_secs(2);
-/// How often the certificate is read again.
+/// Interval at which the certificate is read again.
 const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(10);
 /// Longest request: an update with all that the protocol permits is shorter than 6 KiB.
 const MAX_REQUEST: usize = 64 << 10;
@@ -62,7 +62,7 @@ const MAX_HEADERS: u32 = 16 << 10;
 /// A connection whose other end does not answer is closed.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long requests may take to finish when the server ends.
+/// Time for requests to finish when the server ends.
 const FINISH: Duration = Duration::from_secs(2);
 
 /// A discovery server that listens.
@@ -101,7 +101,7 @@ impl Observer {
         }
     }
 
-    /// Why the server should not get requests now; a server without etcd always should.
+    /// Reason why the server should not get requests now; always `None` without etcd.
     pub fn not_ready(&self) -> Option<String> {
         self.0.etcd.as_ref().and_then(Etcd::not_ready)
     }

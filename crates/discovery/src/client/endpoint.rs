@@ -1,4 +1,4 @@
-//! Where a discovery server is.
+//! Endpoint of a discovery server.
 
 use std::fmt;
 use std::net::IpAddr;

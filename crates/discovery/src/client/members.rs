@@ -1,4 +1,4 @@
-//! What a discovery server says about the other members of a cluster, without I/O. Every byte of it is hostile.
+//! Other members of a cluster, as a discovery server tells of them, without I/O. Every byte of it is hostile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -27,19 +27,19 @@ pub struct Members {
 /// Another member of the cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Member {
-    /// What it says of itself; its `node_id` is its identifier.
+    /// Affiliate as the member published it; its `node_id` is the member's identifier.
     pub affiliate: Affiliate,
-    /// Its WireGuard key, if it takes part in the mesh.
+    /// WireGuard key of the member, if it takes part in the mesh.
     pub public_key: Option<PublicKey>,
     /// Endpoints of its WireGuard, in its order of preference.
     pub endpoints: Vec<SocketAddr>,
-    /// When the server last said something of it.
+    /// Time at which the server last said something of the member.
     pub heard: Instant,
-    /// What of it was left out.
+    /// Reasons why parts of the member were left out.
     pub rejections: BTreeSet<Rejection>,
 }
 
-/// Why something that a server said is not used.
+/// Reason why a part of a server's message is not used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
 pub enum Rejection {
     /// The decrypted affiliate is none.
@@ -75,22 +75,23 @@ pub enum Rejection {
 }
 
 impl Members {
-    /// All that are known, by identifier.
+    /// All members, by identifier.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Member)> {
         self.members.iter().map(|(id, member)| (id.as_str(), member))
     }
 
-    /// One of them.
+    /// Member with this identifier.
     pub fn member(&self, id: &str) -> Option<&Member> {
         self.members.get(id)
     }
 
-    /// Those that a client deleted while this one watched, and when. A server of another make also calls deleted what expired.
+    /// Members that a client deleted while this one watched, with the time. A server of another make also calls expired
+    /// ones deleted.
     pub fn deleted(&self) -> impl Iterator<Item = (&str, Instant)> {
         self.deleted.iter().map(|(id, at)| (id.as_str(), *at))
     }
 
-    /// Those of which nothing new is used, and why. One that was good before is still among the members.
+    /// Members of which nothing new is used, with the reason. One that was good before is still among the members.
     pub fn rejected(&self) -> impl Iterator<Item = (&str, Rejection)> {
         self.rejected.iter().map(|(id, rejection)| (id.as_str(), *rejection))
     }

@@ -1,4 +1,4 @@
-//! What a node publishes, within the limits of the protocol, without I/O.
+//! Publication of a node within the limits of the protocol, without I/O.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -10,7 +10,7 @@ use ipnet::IpNet;
 /// Longest plaintext.
 const MAX_PLAINTEXT: usize = MAX_DATA - DATA_OVERHEAD;
 
-/// What a node says of itself.
+/// Description of this node, to be published.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Local {
     /// Names, addresses and its part of the mesh; `node_id` is its identifier.
@@ -21,11 +21,11 @@ pub struct Local {
     pub extra_endpoints: Vec<SocketAddr>,
     /// Port of its WireGuard, which may be reached at the address that the server sees.
     pub port: Option<u16>,
-    /// At which addresses the server may see it for that to be published.
+    /// Filter of the address at which the server sees the node: only if it allows that, it is published.
     pub filter: AddressFilter,
 }
 
-/// What was left out because the protocol has no room for it.
+/// Part that was left out because the protocol has no room for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Omission {
     /// Addresses of the node, the last ones.
@@ -37,9 +37,9 @@ pub enum Omission {
     /// Prefixes were replaced by fewer that cover the same.
     #[error("{from} advertised networks are published as {to} that cover the same addresses")]
     Aggregated {
-        /// How many there were.
+        /// Number of prefixes before they were aggregated.
         from: usize,
-        /// How many there are.
+        /// Number of prefixes that are published.
         to: usize,
     },
     /// Prefixes, the longest ones.
@@ -54,14 +54,14 @@ pub enum Omission {
 )]
 pub struct TooLong(pub usize);
 
-/// What is sent.
+/// Message to the server, encrypted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Publication {
     /// The encrypted affiliate.
     pub data: Vec<u8>,
     /// Encrypted endpoints.
     pub endpoints: Vec<Vec<u8>>,
-    /// What is left out.
+    /// Parts that are left out.
     pub omissions: Vec<Omission>,
 }
 

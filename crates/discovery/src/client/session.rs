@@ -28,7 +28,7 @@ const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Shortest time between an update and one because the server does not have this node any more: a client that deletes it again and
 /// again costs little. Up to half of it more is random.
 const RESTORE: Duration = Duration::from_secs(5);
-/// How often a server may say to use another.
+/// Number of times that a server may redirect to another one.
 const REDIRECTS: usize = 3;
 /// Longest message: a server of another make sends a whole cluster at once.
 const MAX_MESSAGE: usize = 16 << 20;
@@ -153,8 +153,8 @@ async fn follow(
     outcome.err().unwrap_or(SessionError::Ended)
 }
 
-/// Publishes at once, when something changes, before it expires, and when the server has it no more, as when another client deleted it.
-/// What fails is tried again without harm to the watch.
+/// Publishes at once, when something changes, before it expires, and when the server has it no more, as when another
+/// client deleted it. A failed update is tried again without harm to the watch.
 async fn keep_published(
     settings: &Settings,
     client: ClusterClient<Channel>,
@@ -214,7 +214,8 @@ async fn missing(mut view: watch::Receiver<View>, not_before: Option<tokio::time
     }
 }
 
-/// Between three eighths and half of the time to live, so that the nodes of a cluster do not all publish at once.
+/// Time until the next update: three eighths to half of the time to live, so that the nodes of a cluster do not all
+/// publish at once.
 fn refresh_after(ttl: Duration, random: u32) -> Duration {
     let half = ttl / 2;
     half.saturating_sub((half / 4).mul_f64(f64::from(random) / f64::from(u32::MAX)))

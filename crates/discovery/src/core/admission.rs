@@ -1,4 +1,4 @@
-//! Which clusters and affiliates a server accepts, if its operator lists them.
+//! Admission of clusters and affiliates, if the server's operator lists them.
 
 use std::sync::Arc;
 

@@ -27,7 +27,7 @@ pub struct Update {
 pub struct Stored {
     /// Identifier of its cluster.
     pub cluster: Arc<str>,
-    /// Its identifier.
+    /// Identifier of the affiliate.
     pub affiliate: Arc<str>,
     /// The encrypted affiliate.
     pub data: Bytes,

@@ -11,7 +11,7 @@ use prost::bytes::Bytes;
 use super::frames::{self, Frame, Frames, Known};
 use super::{Refusal, SharedAffiliate, Source, Stored, Update, WatchId};
 
-/// How much of a message's size its affiliates may make up: gRPC clients accept 4 MiB.
+/// Size of the affiliates in a message, in bytes, beyond which no more are added: gRPC clients accept 4 MiB.
 const BATCH: usize = 1 << 16;
 /// Bytes of protobuf around an affiliate and each of its endpoints, at most.
 const FRAMING: usize = 16;
@@ -26,9 +26,9 @@ const ORPHAN: i64 = -1;
 #[derive(Debug, Default)]
 pub(super) struct Cluster {
     affiliates: HashMap<Arc<str>, Affiliate>,
-    /// Those that some watch has to be told of.
+    /// Removed affiliates that some watch has to be told of.
     removed: HashMap<Arc<str>, Removed>,
-    /// The last change of each of both.
+    /// Last change of each affiliate, present or removed, by number.
     changes: BTreeMap<u64, Arc<str>>,
     /// The number of the last change.
     last: u64,
@@ -42,7 +42,7 @@ struct Affiliate {
     data: Bytes,
     endpoints: Vec<Endpoint>,
     expires: Instant,
-    /// Its entry among all expiries.
+    /// Time of the entry of the affiliate in `Discovery::expiries`.
     queued: Instant,
     /// The change that made it known to watches.
     created: u64,
@@ -65,35 +65,35 @@ struct Removed {
     removal: Removal,
 }
 
-/// How an affiliate went.
+/// Way in which an affiliate was removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Removal {
     Deleted,
     Expired,
 }
 
-/// What an update did.
+/// Effect of an update.
 #[derive(Debug)]
 pub(super) struct Applied {
     pub(super) affiliate: Arc<str>,
-    /// Its entry among all expiries until now.
+    /// Time of the entry in `Discovery::expiries` until now; `None` if the affiliate is new.
     pub(super) queued: Option<Instant>,
-    /// Its entry from now on.
+    /// Time of the entry from now on.
     pub(super) expires: Instant,
     /// Whether watches have to be told.
     pub(super) has_changed: bool,
 }
 
-/// What the passing of time did to an affiliate.
+/// Effect of the passing of time on an affiliate.
 #[derive(Debug)]
 pub(super) struct Expired {
     /// Endpoints that are gone.
     pub(super) endpoints: usize,
-    /// When to look again; `None` if the affiliate has to go.
+    /// Time to look again; `None` if the affiliate has to go.
     pub(super) next: Option<Instant>,
 }
 
-/// What was removed.
+/// Affiliate that was removed.
 #[derive(Debug)]
 pub(super) struct Gone {
     pub(super) affiliate: Arc<str>,
@@ -105,7 +105,7 @@ pub(super) struct Gone {
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pub(super) affiliates: Vec<server::Affiliate>,
-    /// How all of them went, or that they are there.
+    /// Way in which all of them were removed; `None` if they are present.
     pub(super) removal: Option<Removal>,
     /// The number of the last change that it tells.
     pub(super) until: u64,
@@ -158,7 +158,7 @@ impl Cluster {
         self.change(source, &update.affiliate, expires, merge)
     }
 
-    /// What an update would make of an affiliate, and the revision of what is here.
+    /// Affiliate that an update would result in, and the revision of the one that is stored.
     pub(super) fn merged(
         &self,
         source: Source,
@@ -197,20 +197,20 @@ impl Cluster {
         self.affiliates.get(affiliate).map(|affiliate| (affiliate.revision, affiliate.expires))
     }
 
-    /// Nothing of an affiliate is in what replicas share, and there will be nothing of before.
+    /// Marks an affiliate as an orphan: the store has nothing of it, and nothing of before will come.
     pub(super) fn orphan(&mut self, affiliate: &str) {
         if let Some(affiliate) = self.affiliates.get_mut(affiliate) {
             affiliate.revision = ORPHAN;
         }
     }
 
-    /// What replicas share is listed from its beginning.
+    /// Begins a list of everything that replicas share: until it names them, affiliates are unlisted.
     pub(super) fn begin_listing(&mut self) {
         let shared = self.affiliates.values_mut().filter(|affiliate| affiliate.revision != ORPHAN);
         shared.for_each(|affiliate| affiliate.revision = UNLISTED);
     }
 
-    /// What was shared before, and has not been listed since.
+    /// Affiliates that were shared before, and have not been listed since.
     pub(super) fn unlisted(&self) -> Vec<Arc<str>> {
         let unlisted = self.affiliates.iter().filter(|(_, affiliate)| affiliate.revision == UNLISTED);
         unlisted.map(|(id, _)| Arc::clone(id)).collect()

@@ -14,7 +14,7 @@ const PREFIX: usize = 5;
 /// A message to watches.
 #[derive(Debug, Clone)]
 pub(super) struct Frame {
-    /// With its prefix.
+    /// Encoded message, with its length prefix.
     pub(super) bytes: Bytes,
     /// The number of the last change that it tells.
     pub(super) until: u64,
@@ -24,7 +24,7 @@ pub(super) struct Frame {
     pub(super) last: u64,
 }
 
-/// What a message depends on: the last change that its watch knows, and whether the watch is still told what there was when it began.
+/// Key of a message: the last change that its watch knows, and whether the watch is still told what there was when it began.
 pub(super) type Known = (u64, bool);
 
 /// The messages of a cluster.

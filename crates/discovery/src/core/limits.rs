@@ -1,4 +1,4 @@
-//! What is refused.
+//! Limits of clusters and callers, and reasons to refuse a request.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::Update;
 /// Length of a block of the cipher that endpoints are encrypted with.
 const BLOCK: usize = 16;
 
-/// What clusters and callers may use. The defaults are those of the published protocol, where it has one.
+/// Limits of clusters and callers. The defaults are those of the published protocol, where it has one.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Clusters with affiliates or watches.
@@ -48,7 +48,7 @@ impl Default for Limits {
     }
 }
 
-/// Why a request is refused.
+/// Reason why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Refusal {
     /// The identifier of the affiliate is empty or too long.
@@ -93,7 +93,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 13] = [
         Self::AffiliateId,
         Self::Affiliates,
@@ -110,7 +110,7 @@ impl Refusal {
         Self::Watches,
     ];
 
-    /// Its value in metrics.
+    /// Value of the reason's label in metrics.
     pub fn label(self) -> &'static str {
         match self {
             Self::AffiliateId => "affiliate_id",

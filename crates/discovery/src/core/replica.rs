@@ -19,13 +19,13 @@ use super::cluster::{Cluster, Removal};
 use super::shared_store::Hold;
 use super::{Discovery, Proposal, Refusal, SharedAffiliate, Source, Stored, Update};
 
-/// How long after an outage of the store nothing expires, at most. Clients try again within 30 s.
+/// Longest time after an outage of the store in which nothing expires. Clients try again within 30 s.
 const MAX_GRACE: Duration = Duration::from_secs(60);
-/// By how much replicas that accept at the same time may exceed a limit together, as a factor. More is not read from the store.
+/// Factor by which replicas that accept at the same time may exceed a limit together. More is not read from the store.
 const OVERSHOOT: usize = 2;
 
 impl Discovery {
-    /// What an update makes of an affiliate. Nothing is stored.
+    /// Computes the affiliate that an update results in. Nothing is stored.
     ///
     /// # Errors
     /// See [`Refusal`].

@@ -18,7 +18,7 @@ const MAX_SOURCES: usize = 100_000;
 pub struct Source(Option<IpAddr>);
 
 impl Source {
-    /// Of an address.
+    /// Source of a caller with this address. All addresses of an IPv6 network of 64 bits are one source.
     pub fn of(ip: IpAddr) -> Self {
         Self(Some(network(ip)))
     }
@@ -28,7 +28,7 @@ impl Source {
         Self(None)
     }
 
-    /// Its address, if it is known.
+    /// Address of the source, if it is known.
     pub(crate) fn ip(self) -> Option<IpAddr> {
         self.0
     }

@@ -25,7 +25,7 @@ fn update(affiliate: &str, data: &[u8], endpoints: &[u8], ttl: Duration) -> Upda
     }
 }
 
-/// What a watch has been told.
+/// Affiliates as a watch has been told of them.
 #[derive(Debug, Default, PartialEq)]
 struct View(BTreeMap<String, Affiliate>);
 
@@ -93,7 +93,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// However slowly it reads, each watch ends with what `List` says, and is woken for it.
+    /// Property, however slowly they read: each watch ends with what `List` says, and is woken for it.
     #[test]
     fn watches_converge_on_the_list(steps in steps()) {
         let mut discovery = Discovery::new(Limits::default());

@@ -1,4 +1,4 @@
-//! Watches: what each is told next.
+//! Watches, and the next message to each.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl Discovery {
         self.forget_if_empty(&watch.cluster);
     }
 
-    /// What a watch is told next: the latest state of what has changed since its last message. As [`Discovery::poll_frame`].
+    /// Next message to a watch: the latest state of what has changed since its last one. As [`Discovery::poll_frame`].
     pub fn poll_watch(&mut self, id: WatchId) -> Notification {
         match self.poll_frame(id) {
             Notification::Nothing => Notification::Nothing,
@@ -56,7 +56,7 @@ impl Discovery {
         }
     }
 
-    /// What a watch is told next, as a length-prefixed message of gRPC. Watches that are told the same share its bytes.
+    /// Next message to a watch, length-prefixed as in gRPC. Watches that get the same message share its bytes.
     pub fn poll_frame(&mut self, id: WatchId) -> Notification<Bytes> {
         let Some(watch) = self.watches.get_mut(&id) else { return Notification::Ended };
         let Some(cluster) = self.clusters.get_mut(&watch.cluster) else { return Notification::Ended };

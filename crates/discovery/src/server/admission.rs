@@ -13,7 +13,7 @@ pub enum AdmissionError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause of the failure.
         error: io::Error,
     },
     /// A line is not what the file should have.
@@ -21,7 +21,7 @@ pub enum AdmissionError {
     Line {
         /// The file.
         path: PathBuf,
-        /// Which, and what is wrong.
+        /// Number of the line, and the reason why it is invalid.
         error: InvalidLine,
     },
 }

@@ -27,7 +27,7 @@ const BUFFER: usize = 32 << 10;
 /// Fewer bytes than this wait for others.
 const FEW: usize = 8 << 10;
 
-/// Where a connection comes from.
+/// Origin of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Caller {
     pub(super) ip: IpAddr,
@@ -43,9 +43,9 @@ pub(super) struct Caller {
 pub(super) struct Connection {
     stream: Stream,
     caller: Caller,
-    /// To be written; without memory while it is empty.
+    /// Bytes to be written; without memory while it is empty.
     buffer: Vec<u8>,
-    /// How much of it is written.
+    /// Number of bytes of `buffer` that are written.
     written: usize,
     /// Whether other tasks have had their turn since it was empty.
     has_waited: bool,

@@ -45,7 +45,7 @@ pub(super) use write::WriteError;
 /// Longest request to etcd.
 const REQUEST: Duration = Duration::from_secs(5);
 
-/// What is known of etcd, and the way to it.
+/// State of etcd as far as it is known, and the way to it.
 #[derive(Debug)]
 pub(super) struct Etcd {
     members: Vec<EtcdEndpoint>,
@@ -63,16 +63,16 @@ pub(super) struct Etcd {
     throttle: Mutex<Throttle>,
 }
 
-/// How it is with etcd now.
+/// State of the connection to etcd.
 #[derive(Debug)]
 enum Connection {
     /// Everything is read, and the watch tells of what changes.
     Live(Box<Live>),
-    /// Why not, and whether everything was read before.
+    /// No connection: the reason, and whether everything was read before.
     Lost { reason: String, was_read: bool },
 }
 
-/// What a write needs.
+/// Clients and lease that a write needs.
 #[derive(Debug, Clone)]
 struct Live {
     keys: KvClient<Member>,
@@ -125,7 +125,7 @@ impl Etcd {
         })
     }
 
-    /// Why this replica should not get requests now.
+    /// Reason why this replica should not get requests now; `None` while it is connected to etcd.
     pub(super) fn not_ready(&self) -> Option<String> {
         match &*lock(&self.connection) {
             Connection::Live(_) => None,
@@ -133,7 +133,7 @@ impl Etcd {
         }
     }
 
-    /// Why requests that only read cannot be answered: nothing is known yet.
+    /// Reason why requests that only read cannot be answered: etcd was never read. `None` if it was.
     pub(super) fn not_read(&self) -> Option<String> {
         match &*lock(&self.connection) {
             Connection::Lost { reason, was_read: false } => {
@@ -143,7 +143,7 @@ impl Etcd {
         }
     }
 
-    /// What is accepted has changed: what was left out before is read again.
+    /// Reads all of etcd again, after a change of what is accepted: keys left out before may be accepted now.
     pub(super) fn relist(&self) {
         self.relist.notify_one();
     }
@@ -165,7 +165,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What etcd answered, or why it did not.
+/// Text of etcd's answer, or of the reason why there is none.
 fn in_words(status: &Status) -> String {
     match std::error::Error::source(status) {
         Some(cause) => format!("{}: {}", status.message(), chain(cause)),

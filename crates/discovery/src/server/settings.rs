@@ -1,4 +1,4 @@
-//! Settings of a discovery server, and why it cannot start with them.
+//! Settings of a discovery server, and reasons why it cannot start with them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -72,7 +72,7 @@ pub enum StartError {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// Why.
+        /// Cause of the failure.
         error: io::Error,
     },
     /// The TLS library refuses the configuration.

@@ -1,4 +1,4 @@
-//! What is stored, in a file that survives a restart.
+//! Snapshot of the stored affiliates, in a file that survives a restart.
 //!
 //! The file holds what the server holds: identifiers, and blobs that it cannot read. It is replaced as a whole.
 

@@ -1,4 +1,4 @@
-//! What metrics report.
+//! Statistics that metrics report.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,11 +21,11 @@ pub enum Method {
 }
 
 impl Method {
-    /// All of them.
+    /// All methods.
     pub const ALL: [Self; 5] =
         [Self::AffiliateDelete, Self::AffiliateUpdate, Self::Hello, Self::List, Self::Watch];
 
-    /// Its value in metrics.
+    /// Value of the method's label in metrics.
     pub fn label(self) -> &'static str {
         match self {
             Self::AffiliateDelete => "AffiliateDelete",
@@ -40,9 +40,9 @@ impl Method {
 /// The numbers of a moment.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// What has happened in the core.
+    /// Events in the core since the server started.
     pub counters: Counters,
-    /// What is stored.
+    /// Clusters, affiliates, endpoints and watches at present.
     pub totals: Totals,
     /// Open connections.
     pub connections: usize,
@@ -56,7 +56,7 @@ pub struct Snapshot {
     pub snapshots: u64,
     /// Snapshots that could not be written.
     pub failed_snapshots: u64,
-    /// Of the etcd that replicas share; all zero without one.
+    /// Statistics of the etcd that replicas share; all zero without one.
     pub etcd: EtcdSnapshot,
 }
 

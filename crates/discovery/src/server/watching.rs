@@ -80,7 +80,7 @@ impl Handover {
     }
 }
 
-/// What a watch is told, until it ends.
+/// Body of the response to a watch: its messages, until it ends.
 #[derive(Debug)]
 struct Messages(Option<Watch>);
 

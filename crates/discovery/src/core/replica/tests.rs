@@ -25,7 +25,7 @@ fn update(affiliate: &str, data: &[u8], endpoints: &[u8], ttl: Duration) -> Upda
     }
 }
 
-/// What a change left: an affiliate and when it was written, or nothing.
+/// Result of a change: its revision, the identifier, and the affiliate with the time of the write, or nothing after a deletion.
 type Change = (i64, String, Option<(SharedAffiliate, Instant)>);
 
 /// As etcd: each change has a revision. Nothing expires here; etcd keeps everything longer than it lives.
@@ -174,7 +174,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Whatever is lost or late: once both have heard everything they tell the same, which is what was accepted.
+    /// Property, whatever is lost or late: once both have heard everything they tell the same, which is what was accepted.
     #[test]
     fn replicas_converge_and_lose_nothing_that_was_accepted(steps in steps()) {
         let (mut store, mut now) = (Store::default(), Instant::now());

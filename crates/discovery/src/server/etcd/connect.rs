@@ -73,7 +73,7 @@ impl fmt::Display for EtcdEndpoint {
     }
 }
 
-/// Whom connections to etcd trust, and what they present.
+/// Credentials of connections to etcd: the authorities to trust, and the certificate to present.
 #[derive(Debug, Clone)]
 pub(super) struct Credentials {
     /// PEM certificates of authorities; without it those that this host trusts.

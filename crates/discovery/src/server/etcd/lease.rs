@@ -1,4 +1,4 @@
-//! Leases: how long etcd keeps a key, and how old what is in it is.
+//! Leases: the time for which etcd keeps a key, and the age of its value.
 //!
 //! Clocks of hosts disagree, so no time is written to etcd. A replica attaches what it writes to a lease, of which it gets a new
 //! one every minute, and writes how old that lease was. etcd says how old a lease is to every replica that asks; what passed since
@@ -8,27 +8,27 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How long new keys are attached to one lease.
+/// Time for which new keys are attached to the same lease.
 pub(super) const LEASE_INTERVAL: Duration = Duration::from_secs(60);
-/// By how much a lease outlives what is attached to it.
+/// Time by which a lease outlives the keys that are attached to it.
 const MARGIN: Duration = Duration::from_secs(120);
 /// More leases than replicas grant while one lives are not ours.
 const MAX_LEASES: usize = 100_000;
 
-/// How long a lease has to live for affiliates that live up to `ttl`, in seconds.
+/// Time to live of a lease for affiliates that live up to `ttl`, in seconds.
 pub(super) fn lease_ttl(ttl: Duration) -> i64 {
     let whole = ttl.saturating_add(LEASE_INTERVAL).saturating_add(MARGIN);
     i64::try_from(whole.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// When leases were granted, by the clock of this host.
+/// Ages of leases by ID, by the clock of this host.
 #[derive(Debug, Default)]
 pub(super) struct Leases(HashMap<i64, Known>);
 
 #[derive(Debug)]
 struct Known {
     at: Instant,
-    /// How old it was then.
+    /// Age of the lease at that time.
     age: Duration,
     forget: Instant,
 }
@@ -47,7 +47,7 @@ impl Leases {
         }
     }
 
-    /// How old a lease is; `None` if it is not known.
+    /// Age of a lease; `None` if it is not known.
     pub(super) fn age(&self, id: i64, now: Instant) -> Option<Duration> {
         let known = self.0.get(&id)?;
         Some(known.age.saturating_add(now.saturating_duration_since(known.at)))

@@ -37,7 +37,7 @@ const RELIST_PAUSE: Duration = Duration::from_millis(100);
 const PAGE: i64 = 256;
 /// Longest message of etcd.
 const MAX_MESSAGE: usize = 64 << 20;
-/// How often etcd is asked to say something on a watch that tells nothing.
+/// Interval of the progress requests on a watch, which etcd answers even if nothing has changed.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// A watch on which etcd says nothing for so long has ended.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -67,7 +67,7 @@ impl SessionError {
     }
 }
 
-/// What was seen of etcd.
+/// Point in the history of etcd up to which everything was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct History {
     cluster: u64,
@@ -86,7 +86,7 @@ impl History {
     }
 }
 
-/// What a session leaves to the next one.
+/// State that a session leaves to the next one.
 #[derive(Debug, Default)]
 struct Seen {
     history: Option<History>,

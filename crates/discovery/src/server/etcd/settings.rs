@@ -9,7 +9,7 @@ use super::connect::EtcdEndpoint;
 /// Settings by which replicas reach the etcd that they share.
 #[derive(Debug, Clone)]
 pub struct EtcdSettings {
-    /// Its members, which are tried in turn.
+    /// Members of etcd, which are tried in turn.
     pub endpoints: Vec<EtcdEndpoint>,
     /// PEM certificates of the authorities for its certificates; without it those that this host trusts.
     pub authorities: Option<PathBuf>,

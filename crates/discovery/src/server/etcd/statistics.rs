@@ -1,4 +1,4 @@
-//! What metrics report of etcd.
+//! Statistics of etcd for metrics.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::value::Rejection;
 
-/// How often the log names what is left out, by reason.
+/// Shortest time between two log lines about keys that are left out for the same reason.
 const LOG_INTERVAL: Duration = Duration::from_secs(600);
 
 /// The numbers of a moment.
@@ -26,7 +26,7 @@ pub struct EtcdSnapshot {
     pub conflicts: u64,
     /// Writes that failed, which clients were told.
     pub failed_writes: u64,
-    /// What was left out, by reason.
+    /// Keys that were left out, by reason.
     pub rejections: Vec<(&'static str, u64)>,
 }
 
@@ -66,7 +66,7 @@ pub(super) fn add(count: &AtomicU64) {
     count.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Names what is left out once in a while: anything may be in etcd as often as it likes.
+/// Limits log lines about keys that are left out: anything may be in etcd as often as it likes.
 #[derive(Debug, Default)]
 pub(super) struct Throttle(HashMap<&'static str, Instant>);
 

@@ -24,7 +24,7 @@ struct Value {
     /// The address of the client that created the affiliate: 4 or 16 bytes, or none.
     #[prost(bytes = "bytes", tag = "5")]
     source: Bytes,
-    /// How old the lease was at the write, in milliseconds.
+    /// Age of the lease at the write, in milliseconds.
     #[prost(uint64, tag = "6")]
     lease_age: u64,
 }
@@ -37,7 +37,7 @@ struct ValueEndpoint {
     ttl: u64,
 }
 
-/// Why something that is in etcd is left out.
+/// Reason why a key or value in etcd is left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Rejection {
     /// The key is none of an affiliate.
@@ -61,7 +61,7 @@ impl Rejection {
     /// All of their values in metrics.
     pub(super) const LABELS: [&str; 5] = ["key", "lease", "limit", "value", "version"];
 
-    /// Its value in metrics.
+    /// Value of the reason's label in metrics.
     pub(super) fn label(self) -> &'static str {
         match self {
             Self::Key => "key",

@@ -36,7 +36,7 @@ impl From<Refusal> for WriteError {
     }
 }
 
-/// What became of an attempt.
+/// Result of an attempt to write.
 enum Attempt {
     /// Written at this revision.
     Written(i64),
@@ -129,7 +129,7 @@ impl Etcd {
         outcome(answer)
     }
 
-    /// What another replica has written meanwhile becomes known here before the watch tells of it.
+    /// Stores the value that another replica has written meanwhile, before the watch tells of it.
     async fn take_over(&self, live: &Live, shared: &Shared, current: &KeyValue) -> Result<(), Status> {
         let has_been_told = current.mod_revision <= shared.state().discovery.position();
         if !has_been_told {
