@@ -1,4 +1,4 @@
-//! Why a message was not taken, or not made.
+//! Errors: messages that were refused, or that could not be made.
 
 /// A message that was refused, or that could not be made. Nothing of it changes the state of a peer, unless a function says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -123,9 +123,9 @@ impl fmt::Debug for Initiator {
 pub struct ReceivedInitiation {
     /// The initiator.
     pub peer: PublicKey,
-    /// When the initiation was made, on the initiator's clock.
+    /// Time at which the initiation was made, by the initiator's clock.
     pub timestamp: Tai64n,
-    /// What the initiator wants to be called by.
+    /// Index by which the initiator wants to be called.
     pub sender_index: u32,
     keys: Arc<Keys>,
     state: Box<HandshakeState>,
@@ -191,7 +191,7 @@ impl fmt::Debug for ReceivedInitiation {
     }
 }
 
-/// What a handshake leads to (WireGuard paper 5.4.5). The keys are erased on drop, and `Debug` does not show them.
+/// Keys and indexes that a handshake leads to (WireGuard paper 5.4.5). The keys are erased on drop, and `Debug` does not show them.
 pub struct SessionKeys {
     /// Key of what we send.
     pub send: [u8; 32],

@@ -18,7 +18,7 @@ pub(crate) const REJECT_AFTER_MESSAGES: u64 = u64::MAX - (1 << 13);
 
 /// The type of a data message and its three reserved bytes (WireGuard paper 5.4.6).
 const DATA: u32 = 4;
-/// What stands there until the message is encrypted: no type of the paper, and nothing that an empty buffer holds.
+/// Message type until the message is encrypted: no type of the paper, and nothing that an empty buffer holds.
 const NOT_ENCRYPTED: u32 = u32::MAX;
 /// Bytes that `LessSafeKey` has on the heap: `EVP_AEAD_CTX` of AWS-LC and the length in front of it.
 const CONTEXT_LENGTH: usize = 592;
@@ -75,7 +75,7 @@ impl SendKey {
         Ok(())
     }
 
-    /// How many counters have been used.
+    /// Number of counters that have been used.
     #[inline]
     pub fn messages(&self) -> u64 {
         self.counter.load(Ordering::Relaxed)
@@ -139,7 +139,7 @@ impl Decrypted {
         self.counter
     }
 
-    /// Where in the datagram the inner packet is, with its padding. Empty for a keepalive (WireGuard paper 6.5).
+    /// Range of the inner packet in the datagram, with its padding. Empty for a keepalive (WireGuard paper 6.5).
     pub fn inner(&self) -> Range<usize> {
         self.inner.clone()
     }

@@ -26,7 +26,7 @@ const MAX_HANDSHAKES: u32 = 1_000;
 /// owns its address could otherwise make this one compute all the time.
 const MAX_PROVEN: u32 = 3_000;
 
-/// What becomes of a handshake message.
+/// Decision about a handshake message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It may cost a Diffie-Hellman computation.
@@ -45,9 +45,9 @@ pub enum Verdict {
 pub struct HandshakeLimiter {
     mac1_key: [u8; 32],
     cookie_key: [u8; 32],
-    /// What cookies are made with, and since when; made when the first cookie is needed.
+    /// Secret that cookies are made with, and the time since when; made when the first cookie is needed.
     secret: Option<(Zeroizing<[u8; 32]>, Instant)>,
-    /// When the present second began.
+    /// Time at which the present second began.
     second: Instant,
     /// Messages of this second.
     handshakes: u32,
@@ -150,7 +150,7 @@ impl fmt::Debug for HandshakeLimiter {
 /// An initiation or a response, in its parts.
 struct Signed<'a> {
     sender: u32,
-    /// What `mac1` covers.
+    /// Bytes that `mac1` covers.
     body: &'a [u8],
     mac1: &'a Mac,
     mac2: &'a Mac,
@@ -177,7 +177,7 @@ fn takes(all: &mut u32, most: u32, each: &mut BTreeMap<IpAddr, u32>, from: IpAdd
     Some(())
 }
 
-/// How many messages of its network one address may send in a second.
+/// Largest number of handshake messages in a second from the network of an address: of one address of IPv4, or of a /64 of IPv6.
 fn max_of(from: IpAddr) -> u32 {
     match from.to_canonical() {
         IpAddr::V4(_) => MAX_HANDSHAKES_PER_ADDRESS,

@@ -14,7 +14,7 @@ use fairlead_keys::PublicKey;
 use crate::error::Error;
 use crate::message::{self, Kind, MAC_LENGTH};
 
-/// How long a cookie is used, and the secret that it is made with (`COOKIE_SECRET_MAX_AGE` of the kernel's `messages.h`).
+/// Lifetime of a cookie, and of the secret that it is made with (`COOKIE_SECRET_MAX_AGE` of the kernel's `messages.h`).
 pub(crate) const COOKIE_LIFETIME: Duration = Duration::from_secs(120);
 const MAC1_LABEL: &[u8] = b"mac1----";
 const COOKIE_LABEL: &[u8] = b"cookie--";

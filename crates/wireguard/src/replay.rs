@@ -1,4 +1,4 @@
-//! Which counters of a session have been received (WireGuard paper 5.4.6).
+//! Replay window: the counters of a session that have been received (WireGuard paper 5.4.6).
 //!
 //! The sliding window of RFC 6479: a ring of 64-bit words, of which the oldest is cleared when a newer one is needed, so no bits are
 //! shifted. Size and rules are those of the kernel (`counter_validate` in `drivers/net/wireguard/receive.c`, `enum counter_values`
@@ -88,13 +88,13 @@ impl ReplayWindow {
         self.words = words;
     }
 
-    /// How much older than the greatest a counter may be. One word is less than the ring has: the newest is not complete.
+    /// Largest distance of a counter from the greatest one. It is a word less than the ring has: the newest word is not complete.
     #[inline]
     fn size(&self) -> u64 {
         (self.limit as u64 - 1) * WORD_BITS
     }
 
-    /// Where the bit of a counter is.
+    /// Position of a counter's bit: index of the word in the ring, and mask of the bit.
     #[inline]
     fn position(&self, counter: u64) -> (usize, u64) {
         (slot(word_of(counter), self.words.len()), 1 << (counter % WORD_BITS))
@@ -141,7 +141,7 @@ const fn word_of(counter: u64) -> u64 {
     counter / WORD_BITS
 }
 
-/// Where a word is in a ring of `length`, a power of two or zero.
+/// Index of a word in a ring of `length`, a power of two or zero.
 #[inline]
 const fn slot(word: u64, length: usize) -> usize {
     word as usize & length.wrapping_sub(1)

@@ -12,7 +12,7 @@ use crate::handshake::SessionKeys;
 use crate::keys::{Decrypted, ReceiveKey, SendKey};
 use crate::replay::ReplayWindow;
 
-/// How long a session may be used (`REJECT_AFTER_TIME`, WireGuard paper 6.1).
+/// Age at which a session can be used no more (`REJECT_AFTER_TIME`, WireGuard paper 6.1).
 pub(crate) const REJECT_AFTER_TIME: Duration = Duration::from_secs(180);
 
 /// Keys from one handshake. Its memory is kept small, because a node has two sessions with every peer.
@@ -74,7 +74,7 @@ impl Session {
         }
     }
 
-    /// What is left when a newer one takes over: only what is under way is still received in it.
+    /// Retires the session when a newer one takes over: only messages under way are still received in it.
     pub(crate) fn retired(mut self: Box<Self>) -> Box<Self> {
         self.sending = Sending::Over;
         self.window.reduce();

@@ -1,4 +1,4 @@
-//! When a peer has to be sent something that no packet asks for (WireGuard paper 6; `drivers/net/wireguard/timers.c`).
+//! Timers of a peer, for messages that no packet asks for (WireGuard paper 6; `drivers/net/wireguard/timers.c`).
 //!
 //! Deadlines only: every one is an instant, nothing ticks. Two rules differ from the kernel's. It counts 20 initiations where the
 //! paper has `REKEY_ATTEMPT_TIME`; here it is the time. And it sends a second keepalive if more data came while the first was
@@ -9,27 +9,27 @@ use std::time::{Duration, Instant};
 use crate::random::Random;
 use crate::session::REJECT_AFTER_TIME;
 
-/// After which age of a session its initiator, when it sends, begins a new handshake (WireGuard paper 6.1 and 6.2).
+/// Age of a session after which its initiator, when it sends, begins a new handshake (WireGuard paper 6.1 and 6.2).
 pub(crate) const REKEY_AFTER_TIME: Duration = Duration::from_secs(120);
-/// How many messages a session may send before either side, when it sends, begins a new handshake.
+/// Number of messages of a session after which either side, when it sends, begins a new handshake.
 pub(crate) const REKEY_AFTER_MESSAGES: u64 = 1 << 60;
-/// After which age its initiator does so when it receives: a peer that only receives gets its keepalive in time
-/// (`REJECT_AFTER_TIME - KEEPALIVE_TIMEOUT - REKEY_TIMEOUT`, WireGuard paper 6.2).
+/// Age of a session after which its initiator, when it receives, begins a new handshake: a peer that only receives gets
+/// its keepalive in time (`REJECT_AFTER_TIME - KEEPALIVE_TIMEOUT - REKEY_TIMEOUT`, WireGuard paper 6.2).
 pub(crate) const REKEY_ON_RECEIVE: Duration = Duration::from_secs(165);
-/// How long an answer to an initiation is waited for, before the next one.
+/// Time without an answer after which an initiation is repeated, without jitter.
 pub(crate) const REKEY_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long initiations are repeated.
+/// Time for which initiations are repeated before this node gives up.
 pub(crate) const REKEY_ATTEMPT_TIME: Duration = Duration::from_secs(90);
-/// How long after data has come something is sent.
+/// Time after received data in which something has to be sent, if only a keepalive.
 pub(crate) const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// After this time, keys are erased (`REJECT_AFTER_TIME * 3`, WireGuard paper 6.3).
+/// Time after which keys are erased (`REJECT_AFTER_TIME * 3`, WireGuard paper 6.3).
 const ERASE_AFTER_TIME: Duration = REJECT_AFTER_TIME.saturating_mul(3);
-/// How long after data was sent, and nothing came back, a new handshake begins (WireGuard paper 6.5), without jitter.
+/// Time after data was sent, and nothing came back, until a new handshake begins (WireGuard paper 6.5), without jitter.
 const NEW_HANDSHAKE_TIMEOUT: Duration = KEEPALIVE_TIMEOUT.saturating_add(REKEY_TIMEOUT);
 /// The longest random delay of a handshake: without one, two peers could begin at the same moment again and again.
 const MAX_JITTER: Duration = Duration::from_millis(333);
 
-/// What a peer has to do now.
+/// Action that is due for a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
     /// The keys of all sessions were erased: they are 540 s old (WireGuard paper 6.3).
@@ -45,21 +45,21 @@ pub enum Due {
 /// The deadlines of one peer.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
-    /// Since when initiations are sent that no session has come from.
+    /// Time since which initiations are sent that no session has come from.
     attempt: Option<Instant>,
-    /// When the last initiation is repeated. None without [`Self::attempt`].
+    /// Time at which the last initiation is repeated. None without [`Self::attempt`].
     retransmit: Option<Instant>,
-    /// When data that was sent has not been answered for too long.
+    /// Time at which data that was sent has not been answered for too long.
     new_handshake: Option<Instant>,
-    /// Since when a handshake is due for another reason.
+    /// Time since which a handshake is due for another reason.
     rekey: Option<Instant>,
     keepalive: Option<Instant>,
     erase: Option<Instant>,
-    /// When the last initiation or response was sent.
+    /// Time at which the last initiation or response was sent.
     handshake_sent: Option<Instant>,
     /// The old session has already asked for a new one because something was received.
     sent_last_minute: bool,
-    /// Of the next [`Self::new_handshake`]. It is drawn before, so that sending a packet needs no randomness.
+    /// Jitter of the next [`Self::new_handshake`]. It is drawn before, so that sending a packet needs no randomness.
     jitter: Duration,
 }
 
@@ -161,7 +161,7 @@ impl Timers {
         self.handshake_sent.is_none_or(|sent| now.saturating_duration_since(sent) >= REKEY_TIMEOUT)
     }
 
-    /// What is due at `now`; `can_send` says whether there is a session for a keepalive.
+    /// Takes the next action that is due at `now`; `can_send` says whether there is a session for a keepalive.
     pub(crate) fn take_due(&mut self, can_send: bool, now: Instant, random: &mut dyn Random) -> Option<Due> {
         if take(&mut self.erase, now) {
             return Some(Due::Expired);
@@ -189,7 +189,7 @@ impl Timers {
         (take(&mut self.rekey, now) || is_repeated).then_some(Due::Handshake)
     }
 
-    /// When [`Self::take_due`] has something.
+    /// Time at which [`Self::take_due`] has an action.
     pub(crate) fn next(&self) -> Option<Instant> {
         let deadlines =
             [self.give_up_at(), self.retransmit, self.new_handshake, self.rekey, self.keepalive, self.erase];
@@ -200,7 +200,7 @@ impl Timers {
         after(self.attempt?, REKEY_ATTEMPT_TIME)
     }
 
-    /// What is left of the attempt is erased later, as by the kernel: an answer may still come.
+    /// Ends the attempt. Its remains are erased later, as by the kernel: an answer may still come.
     fn give_up(&mut self, now: Instant) {
         self.attempt = None;
         self.retransmit = None;
@@ -220,7 +220,7 @@ fn take(deadline: &mut Option<Instant>, now: Instant) -> bool {
     deadline.take_if(|deadline| *deadline <= now).is_some()
 }
 
-/// From 0 to [`MAX_JITTER`], evenly.
+/// Random delay from 0 to [`MAX_JITTER`], evenly distributed.
 fn jitter(random: &mut dyn Random) -> Duration {
     let mut bytes = [0; 4];
     random.fill(&mut bytes);

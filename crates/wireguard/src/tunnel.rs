@@ -1,4 +1,4 @@
-//! All that the protocol knows of one peer.
+//! State of the protocol for one peer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub struct Tunnel {
     timers: Timers,
     /// The session that this node sends in.
     current: Option<Box<Session>>,
-    /// The one before, for messages that are still under way. It is retired, unless the peer may still come to use it.
+    /// Previous session, for messages that are still under way. It is retired, unless the peer may still come to use it.
     previous: Option<Box<Session>>,
     /// The session of the last response that this node has sent, until the peer uses it. It is retired if this node will not send
     /// in it even then.
@@ -50,7 +50,7 @@ pub struct Tunnel {
     pending: Pending,
     /// The greatest time stamp in an initiation of the peer (WireGuard paper 5.1).
     greatest_timestamp: Option<Tai64n>,
-    /// When its last initiation was taken.
+    /// Time at which its last initiation was taken.
     initiation_taken: Option<Instant>,
     last_handshake: Option<SystemTime>,
 }
@@ -181,12 +181,12 @@ impl Tunnel {
             .is_some_and(|session| !session.is_retired() && !session.is_older(REJECT_AFTER_TIME, now))
     }
 
-    /// When the last handshake was completed: the peer has answered, or confirmed a session by using it.
+    /// Time at which the last handshake was completed: the peer has answered, or confirmed a session by using it.
     pub fn last_handshake(&self) -> Option<SystemTime> {
         self.last_handshake
     }
 
-    /// What is to be done at `now`; to be called until it has nothing.
+    /// Takes the next action that is due at `now`; to be called until there is none.
     pub fn take_due(&mut self, now: Instant, random: &mut dyn Random) -> Option<Due> {
         let due = self.timers.take_due(self.is_established(now), now, random)?;
         if due == Due::Expired {
@@ -203,7 +203,7 @@ impl Tunnel {
         self.timers.is_attempting()
     }
 
-    /// When [`Self::take_due`] has something. None: never, unless something is called before.
+    /// Time at which [`Self::take_due`] has an action. None: never, unless something is called before.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.timers.next()
     }

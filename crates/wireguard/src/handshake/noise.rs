@@ -18,7 +18,7 @@ use crate::identity::KeyPair;
 const CONSTRUCTION: &str = "Noise_IKpsk2_25519_ChaChaPoly_BLAKE2s";
 /// `IDENTIFIER` of WireGuard paper 5.4.
 const IDENTIFIER: &[u8] = b"WireGuard v1 zx2c4 Jason@zx2c4.com";
-/// Where the pattern mixes in the preshared key.
+/// Position at which the pattern mixes in the preshared key: the 2 of `psk2`.
 const PSK_POSITION: usize = 2;
 
 /// The keys that one side brings into a handshake.
@@ -67,7 +67,7 @@ pub(super) fn set_psk(state: &mut HandshakeState, psk: Option<&[u8; 32]>) -> Res
     state.set_psk(PSK_POSITION, psk.unwrap_or(&[0; 32])).map_err(refused)
 }
 
-/// What an error of the library means. It has others for wrong use only.
+/// Converts an error of the library. Its other errors are for wrong use only.
 pub(super) fn refused(error: snow::Error) -> Error {
     match error {
         snow::Error::Decrypt => Error::Authentication,

@@ -9,7 +9,7 @@ fn datagram(packet: &[u8]) -> Vec<u8> {
     [&[0xff; 16], packet, &[0xff; 16]].concat()
 }
 
-/// What is sent.
+/// Makes a data message of the datagram, and returns its counter.
 fn seal(key: &SendKey, datagram: &mut [u8]) -> Result<u64, Error> {
     let counter = key.assign_counter(datagram)?;
     key.encrypt(datagram)?;

@@ -123,7 +123,7 @@ fn a_reduced_window_remembers_the_newest_counters() {
     }
 }
 
-/// What it must decide, with a set instead of a ring.
+/// Model of the window, with a set instead of a ring.
 #[derive(Default)]
 struct Model {
     seen: BTreeSet<u64>,

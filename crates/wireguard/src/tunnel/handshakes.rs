@@ -11,7 +11,7 @@ use crate::random::Random;
 use crate::session::Session;
 use crate::timers::REKEY_TIMEOUT;
 
-/// How far initiations of a peer have to be apart: 50 a second are taken (`INITIATIONS_PER_SECOND` of the kernel's `messages.h`).
+/// Shortest time between initiations of a peer: 50 a second are taken (`INITIATIONS_PER_SECOND` of the kernel's `messages.h`).
 const INITIATION_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Tunnel {
@@ -96,7 +96,7 @@ impl Tunnel {
     /// repeated at once, or load would cause more load.
     ///
     /// # Errors
-    /// Those of [`MacSender::receive_cookie`](crate::MacSender::receive_cookie).
+    /// See [`MacSender::receive_cookie`](crate::MacSender::receive_cookie).
     pub fn receive_cookie(&mut self, reply: &[u8], now: Instant) -> Result<(), Error> {
         self.macs.receive_cookie(reply, now)
     }

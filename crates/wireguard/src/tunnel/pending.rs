@@ -23,7 +23,7 @@ impl Pending {
         *older = newest.replace(Box::new(Handshake { initiator, sent }));
     }
 
-    /// When the last one was sent.
+    /// Time at which the last one was sent.
     pub(super) fn last_sent(&self) -> Option<Instant> {
         self.iter().next().map(|handshake| handshake.sent)
     }

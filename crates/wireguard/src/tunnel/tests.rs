@@ -1,4 +1,4 @@
-//! What only the inside shows: counters that no test can reach by sending. The other rules are in `tests/tunnel`.
+//! Tests that need the inside: counters that no test can reach by sending. The other rules are in `tests/tunnel`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};

@@ -115,7 +115,7 @@ impl Path {
         self.initiate(1);
     }
 
-    /// What is under way arrives; nothing was lost, and both send in the same session.
+    /// Lets all messages under way arrive, and checks that nothing was lost and both send in the same session.
     fn end(&mut self) {
         for side in 0..2 {
             self.send(side, b"last");

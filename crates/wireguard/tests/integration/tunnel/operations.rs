@@ -14,7 +14,7 @@ use super::world::World;
 
 /// Bounds the time for one input.
 const MAX_OPERATIONS: usize = 128;
-/// What is under way; the oldest messages are lost.
+/// Most messages under way; the oldest ones are lost.
 const MAX_UNDER_WAY: usize = 64;
 /// Three sessions, and two initiations without answer.
 const MAX_INDEXES: usize = 5;
@@ -35,7 +35,7 @@ pub(crate) fn run(bytes: &[u8]) -> [usize; 4] {
     network.world.taken
 }
 
-/// What is left of the bytes.
+/// Bytes that no operation has used yet.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {

@@ -116,18 +116,18 @@ impl Side {
     }
 }
 
-/// What a data message has shown.
+/// Data message that was decrypted.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Opened {
     pub(crate) index: u32,
     pub(crate) counter: u64,
-    /// Where the packet was.
+    /// Range of the packet in the datagram.
     pub(crate) inner: Range<usize>,
     /// It has confirmed the session.
     pub(crate) is_first: bool,
 }
 
-/// What a message has led to.
+/// Result of a message that was received.
 pub(crate) struct Received {
     pub(crate) answer: Option<Vec<u8>>,
     pub(crate) packet: Option<Vec<u8>>,

@@ -19,7 +19,7 @@ pub(crate) struct World {
     /// Initiations, responses, cookie replies and data messages that were taken.
     pub(crate) taken: [usize; 4],
     last_packet: u32,
-    /// What a side has made and the other one not taken: what is authentic in a message, and the packet in a data message.
+    /// Messages that a side has made and the other one not taken: their authentic part, and the packet in a data message.
     made: BTreeMap<(usize, Vec<u8>), Vec<u8>>,
     /// The keys of all sessions so far, and the next counter.
     keys: Vec<(Arc<SendKey>, u64)>,
