@@ -16,31 +16,31 @@ pub struct ClientRouting {
 pub struct ClientRule {
     /// Priority: 1800, 1900 or 2000 to 2100; the lowest comes first.
     pub priority: u32,
-    /// Which packets it is for.
+    /// Destination of the packets that the rule is for.
     pub destination: IpNet,
     /// The table that it looks up: `main`, 117 or 118.
     pub table: u32,
 }
 
-/// Where the packets of a route of a client pod go.
+/// Target of a route of a client pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
     /// Into the tunnel with a link of this name; while there is none, they are refused.
     Link(String),
     /// Nowhere: the Egress that has the destination cannot be used.
     Refused,
-    /// Where the rules after the table say: the prefix is excluded from a destination around it.
+    /// Decision of the rules after the table: the prefix is excluded from a destination around it.
     Excluded,
 }
 
 /// A route of a client pod, of protocol [`ROUTE_PROTOCOL`](crate::names::ROUTE_PROTOCOL).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClientRoute {
-    /// Its table: 117 or 118.
+    /// Routing table: 117 or 118.
     pub table: u32,
     /// Destination, without host bits.
     pub destination: IpNet,
-    /// Where packets go.
+    /// Target of the packets.
     pub target: Target,
     /// Connections that are opened from there to the pod are answered by the pod's uplink (`spec.originatingOnly`).
     pub originating_only: bool,

@@ -2,16 +2,16 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-/// What a condition says.
+/// Content of a condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding<'a> {
     /// Type of the condition, unique in an object.
     pub type_: &'a str,
     /// Whether it is true.
     pub holds: bool,
-    /// Why, as one CamelCase word.
+    /// Reason, as one CamelCase word.
     pub reason: &'a str,
-    /// Why, as a sentence.
+    /// Reason, as a sentence.
     pub message: String,
 }
 

@@ -16,7 +16,7 @@ const UDP_OVERHEAD: u32 = 8;
 /// A gateway of a service address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Gateway {
-    /// Its address, of the family of the service address.
+    /// Address of the gateway, of the family of the service address.
     pub address: IpAddr,
     /// It keeps its flows and gets no new ones.
     pub is_draining: bool,
@@ -25,7 +25,7 @@ pub struct Gateway {
 /// The gateways of a service address. Packets to a service address without any are dropped.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Service {
-    /// At most [`MAX_GATEWAYS`], in any order.
+    /// Gateways, at most [`MAX_GATEWAYS`], in any order.
     pub gateways: Vec<Gateway>,
     /// All flows of one client go to the same gateway.
     pub by_client: bool,

@@ -51,7 +51,7 @@ pub const ANNOTATION_KILO_LOCATION: &str = "kilo.squat.ai/location";
 pub const LABEL_REGION: &str = "topology.kubernetes.io/region";
 /// Node label: the zone it is in (Kubernetes).
 pub const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
-/// What labels of Nodes begin with that kubelets may not set (Kubernetes, admission plugin NodeRestriction).
+/// Prefix of labels of Nodes that kubelets may not set (Kubernetes, admission plugin NodeRestriction).
 pub const RESTRICTED_LABEL_PREFIX: &str = "node-restriction.kubernetes.io/";
 /// Node annotation: keepalive in seconds towards all peers (Kilo).
 pub const ANNOTATION_KILO_KEEPALIVE: &str = "kilo.squat.ai/persistent-keepalive";
@@ -98,7 +98,7 @@ pub const RULE_PRIORITY_EGRESS_GATEWAY_ICMP: u32 = 2001;
 pub const RULE_PRIORITY_EGRESS_WIDE: u32 = 2100;
 /// Priority of the rule in client pods for replies to connections that others opened by `eth0` (Coil v2).
 pub const RULE_PRIORITY_EGRESS_REPLIES: u32 = 1000;
-/// What the number of the routing table that this rule looks up has more than the index of `eth0` (Coil v2).
+/// Number of the routing table that this rule looks up, less the index of `eth0` (Coil v2).
 pub const TABLE_EGRESS_REPLIES_BASE: u32 = 1000;
 /// Prefix of the names of FoU links over IPv4, followed by the peer's address as eight hexadecimal digits (Coil v2).
 pub const LINK_PREFIX_FOU_IPV4: &str = "fou4_";
@@ -247,9 +247,9 @@ pub const SYSTEM_NAMESPACE: &str = "kube-system";
 pub const PEER_PRESHARED_KEYS_SECRET: &str = "fairlead-peer-preshared-keys";
 /// Secret with the identifier and the secret of the cluster for discovery services, in [`SYSTEM_NAMESPACE`].
 pub const DISCOVERY_SECRET: &str = "fairlead-discovery";
-/// Its keys, which have the names of Talos's configuration in lower camel case.
+/// Key of [`DISCOVERY_SECRET`] for the identifier, named as in Talos's configuration, in lower camel case.
 pub const DISCOVERY_CLUSTER_ID: &str = "clusterID";
-/// See [`DISCOVERY_CLUSTER_ID`].
+/// Key of [`DISCOVERY_SECRET`] for the secret of the cluster; see [`DISCOVERY_CLUSTER_ID`].
 pub const DISCOVERY_CLUSTER_SECRET: &str = "clusterSecret";
 /// Namespace of the managed relay (own): what the controller writes there cannot use ServiceAccounts and Secrets of others.
 pub const RELAY_NAMESPACE: &str = "fairlead-relay";

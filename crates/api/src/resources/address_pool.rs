@@ -149,7 +149,7 @@ pub struct AddressPoolStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// How many nodes [`AddressPoolStatus::nodes`] lists at most: the status is written whenever a block changes.
+/// Largest number of nodes in [`AddressPoolStatus::nodes`]: the status is written whenever a block changes.
 pub const MAX_LISTED_NODES: usize = 500;
 
 /// Blocks of a pool that one node holds.
@@ -167,7 +167,7 @@ pub struct NodeBlocks {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{text}' is not an {family} prefix in CIDR notation")]
 pub struct InvalidSubnet {
-    /// What the field holds.
+    /// Value of the field.
     pub text: String,
     /// The family of the field.
     pub family: IpFamily,

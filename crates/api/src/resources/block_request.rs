@@ -142,15 +142,15 @@ pub enum BlockRequestOutcome<'a> {
 /// A field of a BlockRequest that is not the name of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidName {
-    /// Its name in the manifest.
+    /// Name of the field in the manifest.
     pub field: &'static str,
-    /// What it holds.
+    /// Value of the field.
     pub text: String,
 }
 
 impl BlockRequest {
-    /// What the names of a node's requests for a pool begin with; the API server completes them (`metadata.generateName`).
-    /// No name means anything: a request is known by its UID and its spec.
+    /// Prefix of the names of a node's requests for a pool; the API server completes them (`metadata.generateName`). No
+    /// name means anything: a request is known by its UID and its spec.
     pub fn name_prefix(pool: &str, node: &str) -> String {
         format!("req-{pool}-{node}-")
     }
@@ -169,7 +169,7 @@ impl BlockRequest {
         Ok(())
     }
 
-    /// What the conditions say. `Failed` wins over `Complete`, because a refusal carries both.
+    /// Outcome by the conditions. `Failed` wins over `Complete`, because a refusal carries both.
     pub fn outcome(&self) -> BlockRequestOutcome<'_> {
         let Some(status) = &self.status else { return BlockRequestOutcome::Pending };
         let holding = |type_| {

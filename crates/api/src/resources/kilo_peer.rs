@@ -127,8 +127,8 @@ impl KiloPeerSpec {
         parse_prefixes(&self.allowed_ips)
     }
 
-    /// Where the peer listens; `None` if it always initiates. Objects that Kilo has left may have both an address and a name: then the
-    /// address counts, as Kilo documents it.
+    /// Endpoint at which the peer listens; `None` if it always initiates. Objects that Kilo has left may have both an
+    /// address and a name: then the address counts, as Kilo documents it.
     ///
     /// # Errors
     /// There is no host, or it is neither an address nor a name, or the port is zero.

@@ -1,4 +1,4 @@
-//! Where nodes are: the settings of a mesh about locations, and what of a Node is copied to its WireKubePeer.
+//! Locations of nodes: the settings of a mesh about them, and the parts of a Node that are copied to its WireKubePeer.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -68,7 +68,7 @@ impl Topology {
         self.label.as_deref().filter(|label| Self::may_be_location(label)).unwrap_or(LABEL_REGION)
     }
 
-    /// Where internal addresses are, and the texts that are no prefixes; `None` if they may be anywhere.
+    /// Prefixes of internal addresses, and the texts that are no prefixes; `None` if internal addresses may be anywhere.
     pub fn internal_prefixes(&self) -> Option<(Vec<IpNet>, Vec<&str>)> {
         (!self.internal_cidrs.is_empty()).then(|| parse_prefixes(&self.internal_cidrs))
     }
@@ -101,7 +101,7 @@ pub enum Granularity {
 }
 
 impl Granularity {
-    /// Its name in the spec.
+    /// Word for it in the spec.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Cross => "cross",
@@ -143,11 +143,11 @@ pub struct NodeLocation {
 /// An annotation that cannot be read, and is left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InvalidAnnotation {
-    /// Its name.
+    /// Name of the annotation.
     pub annotation: &'static str,
-    /// Its value.
+    /// Value of the annotation, or the part of it that is wrong.
     pub value: String,
-    /// What it should be.
+    /// Advice on what to write instead.
     pub expected: &'static str,
 }
 
@@ -162,7 +162,7 @@ impl NodeLocation {
         ANNOTATION_KILO_LOCATION,
     ];
 
-    /// What the labels, annotations and addresses of a Node say, as the mesh reads them.
+    /// Reads the labels, annotations and addresses of a Node, as the mesh takes them. What cannot be read is reported.
     pub fn of(node: &Node, topology: &Topology) -> (Self, Vec<InvalidAnnotation>) {
         let none = BTreeMap::new();
         let annotations = node.metadata.annotations.as_ref().unwrap_or(&none);

@@ -20,15 +20,15 @@ const MAX_POD_CIDRS: usize = 8;
 /// Most prefixes that are copied of what is left of them.
 pub(super) const MAX_POD_PREFIXES: usize = 64;
 
-/// What a Node says of itself that the WireKubeMesh says of all.
+/// Filters that a Node sets for itself, by its annotations.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodeFilters {
-    /// Of its own addresses and networks of pods, what is not reached through the mesh: KubeSpan's
+    /// Prefixes that are not reached through the mesh, of the node's own addresses and networks of pods: KubeSpan's
     /// `kubespan-exclude-advertised-networks`.
     pub excluded: Vec<IpNet>,
-    /// Which of its endpoints nodes publish, itself included; `None` if the mesh says it.
+    /// Filter of its endpoints that nodes publish, itself included; `None` if the mesh says it.
     pub published: Option<AddressFilter>,
-    /// Which endpoints of others it tries; `None` if the mesh says it.
+    /// Filter of the endpoints of others that it tries; `None` if the mesh says it.
     pub tried: Option<AddressFilter>,
 }
 
@@ -37,7 +37,7 @@ impl NodeFilters {
     pub const ANNOTATIONS: &'static [&'static str] =
         &[ANNOTATION_ENDPOINT_FILTERS, ANNOTATION_KUBESPAN_EXCLUDED, ANNOTATION_PEER_ENDPOINT_FILTERS];
 
-    /// What the annotations of a Node say. What cannot be read is left out, and the rest counts.
+    /// Reads the annotations of a Node. Entries that cannot be read are left out and reported, and the rest counts.
     pub fn of(node: &Node) -> (Self, Vec<InvalidAnnotation>) {
         let mut invalid = Vec::new();
         let cidr = "write ADDRESS/LENGTH, separated by commas";
@@ -74,7 +74,8 @@ fn listed_pod_cidrs(node: &Node) -> Vec<IpNet> {
     prefixes
 }
 
-/// What is left of the prefixes, in order; `None` if that is too much. What is not touched stays as it is.
+/// Rest of the prefixes without the excluded ones, in order; `None` if it has more than `MAX_POD_PREFIXES`. Untouched
+/// ones stay as they are.
 fn without(prefixes: &[IpNet], excluded: &[IpNet]) -> Option<Vec<IpNet>> {
     let all: PrefixSet = excluded.iter().collect();
     let left = prefixes.iter().flat_map(|prefix| {

@@ -1,5 +1,5 @@
-//! What the API accepts and no program acts on: one list, from which come the warning of `kubectl apply` (an admission
-//! policy in `deploy/policy`), the condition that the controller writes, and the words of `kubectl explain`.
+//! Fields that the API accepts and no program acts on: one list, from which come the warning of `kubectl apply` (an
+//! admission policy in `deploy/policy`), the condition that the controller writes, and the words of `kubectl explain`.
 //!
 //! A field that is implemented is removed from the list; tests of `fairlead-node` and `fairlead-members` compare the list with what is read.
 
@@ -21,7 +21,7 @@ pub struct NotImplemented {
     pub kind: &'static str,
     /// Resource name, as in URLs.
     pub plural: &'static str,
-    /// What has no effect, with all that is below it.
+    /// Fields without effect, each with all that is below it.
     pub fields: &'static [Field],
 }
 
@@ -30,16 +30,16 @@ pub struct NotImplemented {
 pub struct Field {
     /// Names from the root of the object, separated by dots.
     pub path: &'static str,
-    /// Which values have no effect.
+    /// Values of the field that have no effect.
     pub values: Values,
-    /// Why it is left out, in a few words.
+    /// Reason why it is left out, in a few words.
     pub why: &'static str,
 }
 
 /// Values of a field that have no effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Values {
-    /// What is above this number; it counts as this number.
+    /// Numbers above this one; they count as this one.
     Above(u32),
     /// All.
     Any,
@@ -49,7 +49,7 @@ pub enum Values {
     OtherThan(u32),
 }
 
-/// Everything that has no effect yet.
+/// All fields that have no effect yet, by kind.
 pub const NOT_IMPLEMENTED: &[NotImplemented] = &[WIREKUBE_MESH];
 
 /// Settings of the mesh.
@@ -122,7 +122,7 @@ impl Field {
 }
 
 impl NotImplemented {
-    /// What of this object has no effect, in the words of the warning; `None` if nothing.
+    /// Fields of this object that have no effect, in the words of the warning; `None` if there are none.
     pub fn message(&self, object: &Value) -> Option<String> {
         let found: Vec<String> =
             self.fields.iter().filter(|field| field.is_in(object)).map(Field::label).collect();
@@ -168,7 +168,7 @@ impl NotImplemented {
         ]
     }
 
-    /// What has no effect, as a list in CEL.
+    /// Expression in CEL for the list of fields that have no effect.
     fn found(&self) -> String {
         let each = self.fields.iter().map(|field| format!("({} ? ['{}'] : [])", field.cel(), field.label()));
         each.collect::<Vec<_>>().join(" + ")

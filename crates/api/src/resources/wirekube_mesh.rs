@@ -337,7 +337,7 @@ impl WireKubeMesh {
 /// Type of the condition that is False while nodes have not prepared for the granularity of the spec.
 pub const GRANULARITY_IN_USE: &str = "GranularityInUse";
 
-/// How many deleted peers the status has.
+/// Largest number of deleted peers in the status.
 pub const MAX_DELETED_PEERS: usize = 256;
 
 /// A WireKubePeer that was deleted.

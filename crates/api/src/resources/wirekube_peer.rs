@@ -213,7 +213,7 @@ impl NodeFacts {
         Some(AddressFilter::new(entries.iter().filter_map(|entry| entry.parse().ok())))
     }
 
-    /// Those that were copied.
+    /// Networks of pods that were copied; texts that are no prefixes are left out.
     pub fn parse_pod_cidrs(&self) -> Vec<IpNet> {
         parse_prefixes(&self.pod_cidrs).0
     }
