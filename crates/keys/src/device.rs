@@ -14,16 +14,16 @@ use crate::key::{PresharedKey, PrivateKey, PublicKey};
 /// Interval of keepalives (KubeSpan, WireKube).
 pub const KEEPALIVE: Duration = Duration::from_secs(25);
 
-/// What one peer should be. `Debug` never shows the preshared key.
+/// Configuration of one WireGuard peer. `Debug` never shows the preshared key.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct PeerConfig {
     /// Extra symmetric key mixed into handshakes.
     pub preshared_key: Option<PresharedKey>,
-    /// Where to send when nothing was heard yet. `None` leaves the present endpoint alone.
+    /// Address and port to send to until the peer is heard from another one. `None` leaves the present endpoint alone.
     pub endpoint: Option<SocketAddr>,
     /// Seconds between keepalives; `None` or zero sends none.
     pub persistent_keepalive: Option<u16>,
-    /// What the peer may send from and is sent for; sorted, without duplicates.
+    /// Prefixes that the peer may send from and is sent for; sorted, without duplicates.
     pub allowed_ips: Vec<IpNet>,
 }
 
@@ -47,7 +47,7 @@ impl fmt::Debug for PeerConfig {
     }
 }
 
-/// What a device should be: everything but the endpoints is complete.
+/// Configuration of a device: complete, except that endpoints may be left open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceConfig {
     /// The node's identity.
@@ -60,12 +60,12 @@ pub struct DeviceConfig {
     pub peers: BTreeMap<PublicKey, PeerConfig>,
 }
 
-/// What a device says of one peer.
+/// State of one peer, as its device reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PeerState {
     /// The configuration in force; `endpoint` is where packets go now, roaming included.
     pub config: PeerConfig,
-    /// When the last handshake completed.
+    /// Time at which the last handshake completed; `None` before the first.
     pub last_handshake: Option<SystemTime>,
     /// Bytes received and authenticated since the peer was added.
     pub rx_bytes: u64,
@@ -73,10 +73,10 @@ pub struct PeerState {
     pub tx_bytes: u64,
 }
 
-/// What a device says of itself.
+/// State of a device, as the device reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceState {
-    /// `None` before the first configuration.
+    /// Private key in use; `None` before the first configuration.
     pub private_key: Option<PrivateKey>,
     /// UDP port in use.
     pub listen_port: u16,
@@ -159,7 +159,7 @@ mod tests {
         DeviceConfig { private_key: PrivateKey([8; 32]), listen_port: 51820, fwmark: 0x20, peers }
     }
 
-    /// What a device would say after it was configured so.
+    /// State of a device that was configured this way.
     fn state(config: &DeviceConfig) -> DeviceState {
         let peers = config
             .peers
