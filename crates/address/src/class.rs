@@ -7,7 +7,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::prefix::{PrefixSet, overlap};
 
-/// The same endpoint with an IPv4-mapped address as IPv4, without flow label and scope, so that equal means equal.
+/// Canonical form of an endpoint: with an IPv4-mapped address as IPv4, without flow label and scope, so that equal means equal.
 pub fn canonical(endpoint: SocketAddr) -> SocketAddr {
     SocketAddr::new(endpoint.ip().to_canonical(), endpoint.port())
 }
@@ -38,7 +38,7 @@ pub fn is_private(address: IpAddr) -> bool {
     }
 }
 
-/// Why a prefix cannot be carried by a mesh.
+/// Reason why a mesh cannot carry a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum UnusablePrefix {
     /// `0.0.0.0/0` or `::/0`: it would draw all traffic of all nodes.
@@ -89,7 +89,7 @@ const SPECIAL: [(IpNet, UnusablePrefix); 10] = [
     (v6(0xffff_0000_0000, 96), UnusablePrefix::Ipv4Mapped),
 ];
 
-/// Why no mesh can carry the prefix; `None` if one can.
+/// Reason why no mesh can carry the prefix; `None` if one can.
 pub fn unusable(prefix: &IpNet) -> Option<UnusablePrefix> {
     if prefix.prefix_len() == 0 {
         return Some(UnusablePrefix::DefaultRoute);
@@ -97,8 +97,8 @@ pub fn unusable(prefix: &IpNet) -> Option<UnusablePrefix> {
     SPECIAL.iter().find(|(special, _)| overlap(special, prefix)).map(|(_, why)| *why)
 }
 
-/// What a wide prefix has of unicast addresses, without those of [`unusable`] prefixes. Holes are rounded up (class E, `::/8`), so that
-/// even `0.0.0.0/0` has few parts.
+/// Unicast parts of a wide prefix, without those of [`unusable`] prefixes. Holes are rounded up (class E, `::/8`), so that even
+/// `0.0.0.0/0` has few parts.
 pub fn usable_parts(prefix: IpNet) -> Vec<IpNet> {
     let holes = [v4(0, 0, 0, 0, 8), v4(127, 0, 0, 0, 8), v4(169, 254, 0, 0, 16), v4(224, 0, 0, 0, 3)]
         .into_iter()

@@ -5,12 +5,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// What something has of each address family: both, one or neither.
+/// At most one value of each address family: both, one or neither.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DualStack<V4, V6> {
-    /// Of IPv4.
+    /// Value of IPv4.
     pub ipv4: Option<V4>,
-    /// Of IPv6.
+    /// Value of IPv6.
     pub ipv6: Option<V6>,
 }
 
@@ -31,7 +31,7 @@ impl<V4, V6> DualStack<V4, V6> {
         self.ipv4.is_some() == other.ipv4.is_some() && self.ipv6.is_some() == other.ipv6.is_some()
     }
 
-    /// The same of references.
+    /// Borrows the values.
     pub fn as_ref(&self) -> DualStack<&V4, &V6> {
         DualStack { ipv4: self.ipv4.as_ref(), ipv6: self.ipv6.as_ref() }
     }
@@ -72,7 +72,7 @@ impl DualStackNets {
         self.ipv4.map(IpNet::V4).into_iter().chain(self.ipv6.map(IpNet::V6))
     }
 
-    /// The same prefixes without host bits.
+    /// Prefixes without host bits.
     #[must_use]
     pub fn trunc(self) -> Self {
         self.map(|net| net.trunc(), |net| net.trunc())
@@ -93,7 +93,7 @@ impl FromIterator<IpAddr> for DualStackAddrs {
     }
 }
 
-/// Not derived: that would ask for a default address of each family.
+/// Neither family. Not derived: that would ask for a default address of each family.
 impl<V4, V6> Default for DualStack<V4, V6> {
     fn default() -> Self {
         Self { ipv4: None, ipv6: None }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-/// Where a peer is reached. Names are kept, not resolved.
+/// Address or DNS name of a peer, with a port. Names are kept, not resolved.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Endpoint {
     /// An address and a port.

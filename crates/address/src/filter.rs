@@ -9,9 +9,9 @@ use ipnet::IpNet;
 /// An entry of an [`AddressFilter`]: a prefix or a single address, with `!` before it if it takes addresses away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FilterEntry {
-    /// Which addresses it is about.
+    /// Addresses that the entry adds or takes away.
     pub prefix: IpNet,
-    /// Whether it takes them away.
+    /// Whether it takes them away; else it adds them.
     pub is_negated: bool,
 }
 
@@ -38,8 +38,8 @@ impl fmt::Display for FilterEntry {
     }
 }
 
-/// Which addresses count, as KubeSpan's `filters.endpoints` says it: beginning with none, each entry in turn adds the addresses in
-/// its prefix, or takes them away. So the last entry with an address decides about it, and one in no entry does not count. Without
+/// Filter of addresses, as KubeSpan's `filters.endpoints`: beginning with none, each entry in turn adds the addresses in its
+/// prefix, or takes them away. So the last entry with an address decides about it, and one in no entry does not count. Without
 /// entries all addresses count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct AddressFilter(Vec<FilterEntry>);
@@ -50,7 +50,7 @@ impl AddressFilter {
         Self(entries.into_iter().collect())
     }
 
-    /// Its entries, in their order.
+    /// Entries of the filter, in their order.
     pub fn entries(&self) -> &[FilterEntry] {
         &self.0
     }
@@ -78,12 +78,12 @@ impl AddressFilter {
     }
 }
 
-/// Which endpoints of WireGuard count, by their addresses.
+/// Filters of WireGuard endpoints, by their addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct EndpointFilters {
-    /// Those that nodes tell of themselves and of each other.
+    /// Filter of endpoints that nodes publish, of themselves and of each other.
     pub published: AddressFilter,
-    /// Those of peers that a node tries.
+    /// Filter of endpoints of peers that a node tries.
     pub tried: AddressFilter,
 }
 

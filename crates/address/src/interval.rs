@@ -80,7 +80,7 @@ impl IntervalSet {
         &self.intervals
     }
 
-    /// How many intervals there are.
+    /// Number of intervals.
     pub fn len(&self) -> usize {
         self.intervals.len()
     }

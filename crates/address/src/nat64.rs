@@ -9,7 +9,7 @@ use crate::class::{UnusablePrefix, is_reachable, unusable};
 
 /// The name that has only these IPv4 addresses: an IPv6 address of it was made by a DNS64 (RFC 7050, section 8).
 pub const IPV4_ONLY_NAME: &str = "ipv4only.arpa";
-/// Its addresses (RFC 7050, section 8).
+/// Addresses of [`IPV4_ONLY_NAME`] (RFC 7050, section 8).
 const IPV4_ONLY_ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 0, 170), Ipv4Addr::new(192, 0, 0, 171)];
 /// The lengths that a prefix may have (RFC 6052, section 2.2).
 const LENGTHS: [u8; 6] = [32, 40, 48, 56, 64, 96];
@@ -20,7 +20,7 @@ const RESERVED: u128 = 0xff << 56;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nat64Prefix(Ipv6Net);
 
-/// Why no NAT64 can have a prefix, or why an answer for [`IPV4_ONLY_NAME`] says none.
+/// Reason why no NAT64 can have a prefix, or why an answer for [`IPV4_ONLY_NAME`] shows none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidNat64Prefix {
     /// One of the two IPv4 addresses is in it more than once.
@@ -35,7 +35,7 @@ pub enum InvalidNat64Prefix {
     /// Bits 64 to 71 are not zero.
     #[error("its bits 64 to 71 are not zero")]
     Reserved,
-    /// Its addresses mean something else.
+    /// Addresses of the prefix have another meaning, as [`unusable`] finds it.
     #[error("{0}")]
     Unusable(UnusablePrefix),
 }
@@ -119,10 +119,10 @@ pub fn without_nat64(prefixes: &[Nat64Prefix], endpoint: SocketAddr) -> SocketAd
     embedded.map_or(endpoint, |address| SocketAddr::new(address.into(), endpoint.port()))
 }
 
-/// How a node without an IPv4 route reaches IPv4 endpoints: through the NAT64 of its network (RFC 6146).
+/// NAT64 of a node's network (RFC 6146), through which a node without an IPv4 route reaches IPv4 endpoints.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Nat64 {
-    /// Its prefixes; empty where there is none.
+    /// Prefixes of the NAT64; empty where there is none.
     pub prefixes: Vec<Nat64Prefix>,
     /// Destinations that the node reaches without it.
     pub ipv4_routes: Vec<Ipv4Net>,
@@ -159,7 +159,7 @@ fn extract(prefix: &Ipv6Net, address: Ipv6Addr) -> Ipv4Addr {
     Ipv4Addr::from_bits((placed & u128::from(u32::MAX)) as u32)
 }
 
-/// Not private, shared, reserved or for documentation (RFC 6890).
+/// Whether an address is not private, shared, reserved or for documentation (RFC 6890).
 fn is_global(address: Ipv4Addr) -> bool {
     let [first, second, third, _] = address.octets();
     let is_special = match (first, second, third) {

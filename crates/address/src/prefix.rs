@@ -22,14 +22,14 @@ pub fn is_host(prefix: &IpNet) -> bool {
 /// Two equal sets of addresses are equal values, whatever prefixes they came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrefixSet {
-    /// Its IPv4 addresses.
+    /// IPv4 addresses of the set.
     ipv4: IntervalSet,
-    /// Its IPv6 addresses.
+    /// IPv6 addresses of the set.
     ipv6: IntervalSet,
 }
 
 impl PrefixSet {
-    /// Its addresses of one family.
+    /// Addresses of the set in one family.
     pub fn family(&self, family: IpFamily) -> &IntervalSet {
         match family {
             IpFamily::V4 => &self.ipv4,
