@@ -1,4 +1,4 @@
-//! Which claims of nodes count, and how strongly.
+//! Claims of nodes: which of them count, and how strongly.
 //!
 //! A node's token can announce any single address (`deploy/policy`). So an address counts only if the Node object has it, or an
 //! administrator granted it, or the controller gave it to the node on the mesh, or it is a source address of egress gateways of which one is on the node. Where the controller has not copied yet what the Node object says, it counts less than all others.
@@ -59,7 +59,7 @@ pub(crate) fn entries(
     entries
 }
 
-/// Why a claim is left out.
+/// Reason why a claim is left out; `None` if it counts.
 fn refusal(member: &Member, prefix: IpNet, policy: &Policy) -> Option<Problem> {
     if member.name == policy.own || member.external.is_some() || policy.is_granted(member, &prefix) {
         return None;
@@ -83,7 +83,8 @@ fn refusal(member: &Member, prefix: IpNet, policy: &Policy) -> Option<Problem> {
     (!of_node.contains(&prefix.addr())).then(|| Problem::ClaimNotOfNode { node: node(), prefix })
 }
 
-/// Why a member that only discovery services know may not have this address: a stranger with the cluster's secret could take it from all nodes.
+/// Reason why a member that only discovery services know may not have this address; `None` if it may. A stranger with the cluster's secret
+/// could take it from all nodes.
 fn needed_by_others(address: &IpNet, policy: &Policy) -> Option<Refusal> {
     let is_in = |prefixes: &[IpNet]| prefixes.iter().any(|prefix| prefix.contains(address));
     is_in(&policy.reserved.services)

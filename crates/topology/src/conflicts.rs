@@ -1,4 +1,4 @@
-//! Who owns a prefix that several members name.
+//! Owners of prefixes that several members name.
 //!
 //! Prefixes either contain each other or have nothing in common, so one walk over the sorted list with a stack of the
 //! open ones sees every overlap. WireGuard sends a packet to the owner of the longest prefix (WireGuard paper 2): a prefix
@@ -11,8 +11,9 @@ use ipnet::IpNet;
 
 use crate::problem::Problem;
 
-/// How strongly a member owns a prefix. The stronger wins. Of two equally strong claims that wins which this node's WireGuard device has
-/// at the key of its member, then that of the member that joined first; of two blocks, which the controller never grants so, neither.
+/// Strength with which a member owns a prefix. The stronger wins. Of two equally strong claims that one wins which this node's WireGuard
+/// device has at the key of its member, then that of the member that joined first; of two blocks, which the controller never grants so,
+/// neither.
 ///
 /// A range never takes an address in it from the node that has it, not even a granted one: `0.0.0.0/0` contains all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,11 +32,11 @@ pub(crate) enum Tier {
     SiteRange,
     /// An address a node says is its own, or an administrator says of an external member.
     HostClaim,
-    /// The same, and the Node object of the node has it.
+    /// An address that a node says is its own, and that its Node object has.
     NodeAddress,
     /// A source address of an egress gateway, claimed by a node that has a gateway pod of its Egress.
     SourceAddress,
-    /// The same, claimed by the node of the gateway that the controller names as its holder.
+    /// A source address of an egress gateway, claimed by the node of the gateway that the controller names as its holder.
     HeldSourceAddress,
     /// The network of a node's pods, as its Node object has it: an address that another node says is its own takes nothing of it.
     PodNetwork,
@@ -54,7 +55,7 @@ pub(crate) struct Entry {
     /// Index of the member; a lower one joined earlier.
     pub(crate) owner: usize,
     pub(crate) tier: Tier,
-    /// This node's WireGuard device has it at the member's key.
+    /// Whether this node's WireGuard device has it at the member's key.
     pub(crate) is_held: bool,
 }
 
@@ -96,14 +97,14 @@ struct Open {
     prefix: IpNet,
     /// The strongest entries of it and of all that contain it.
     strongest: Strongest,
-    /// Who gets a packet to it, as far as is known.
+    /// Index of the member that gets a packet to it, as far as is known.
     holder: Option<usize>,
 }
 
-/// Who has what.
+/// Prefixes and their owners.
 pub(crate) struct Resolved {
-    /// What each member keeps, by its index, sorted. Prefixes of one member that lie in one another are listed once,
-    /// unless another member's lies between them.
+    /// Prefixes that each member keeps, by its index, sorted. Those of one member that lie in one another are listed once, unless
+    /// another member's lies between them.
     pub(crate) owned: Vec<Vec<IpNet>>,
     /// Blocks that no member keeps.
     pub(crate) lost_blocks: BTreeSet<IpNet>,
@@ -167,7 +168,7 @@ fn overlapping_blocks(
 /// Reports the claims on one prefix that lost; lost blocks are reported already.
 fn report_losers(rivals: &[Entry], strongest: &Strongest, names: &[&str], problems: &mut BTreeSet<Problem>) {
     let mut sharing = Vec::new();
-    // Of a source address two nodes may speak for a moment, and one that lost its power goes on.
+    // Two nodes may claim a source address for a moment, and one that lost its power goes on.
     let is_reported =
         |entry: &&Entry| !matches!(entry.tier, Tier::Block | Tier::SourceAddress | Tier::HeldSourceAddress);
     for entry in rivals.iter().filter(is_reported) {

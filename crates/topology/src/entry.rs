@@ -1,4 +1,4 @@
-//! Through which node an external member is reached that names entry nodes.
+//! Entry nodes of external members: through which of those that it names a member is reached.
 //!
 //! Each entry node takes a term, higher than all it knows of, when the member completes a handshake with it while another node is in
 //! use, and publishes it. Of the entry nodes the one with the highest term is in use, on every node the same; before any handshake it is the
@@ -11,7 +11,7 @@ use crate::member::{Member, peer_name};
 use crate::policy::Policy;
 use crate::problem::Problem;
 
-/// What this node is to an external member that names it as an entry node.
+/// Role of this node for an external member that names it as an entry node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EntryRole {
     /// The term that this node has taken; zero before the first handshake.
@@ -20,13 +20,13 @@ pub struct EntryRole {
     pub other_term: Option<u64>,
 }
 
-/// Where one external member is.
+/// Way to one external member.
 struct Place {
     /// The entry node in use; `None` if none of them exists.
     node: Option<usize>,
-    /// Whether it is this node.
+    /// Whether this node is the one in use.
     is_here: bool,
-    /// What this node is to the member.
+    /// Role of this node for the member; `None` if it is none of its entry nodes.
     role: Option<EntryRole>,
 }
 
@@ -46,7 +46,7 @@ impl EntryNodes {
         if !ranked.iter().any(names_entry_nodes) {
             return found;
         }
-        // What only discovery services know proves no name.
+        // A member that only discovery services know proves no name.
         let can_enter = |member: &Member| {
             member.public_key.is_some() && member.external.is_none() && !member.discovery.is_only_source
         };
@@ -81,12 +81,12 @@ impl EntryNodes {
         self.carried.get(&node).into_iter().flatten().copied()
     }
 
-    /// What this node is to the member.
+    /// Role of this node for the member; `None` if it is none of its entry nodes.
     pub(crate) fn role(&self, owner: usize) -> Option<EntryRole> {
         self.places.get(&owner)?.role
     }
 
-    /// Of members with a usable key those that are reached; a member behind an entry node is reached as that is.
+    /// Members of `has_key` that are reached; a member behind an entry node is reached if that is.
     pub(crate) fn reached(&self, mut has_key: BTreeSet<usize>) -> BTreeSet<usize> {
         let all = has_key.clone();
         has_key.retain(|owner| {
@@ -210,7 +210,7 @@ mod tests {
         let planned = plan(&members, &policy);
         assert!(has(&planned, LAPTOP) && !has(&planned, PublicKey([3; 32])));
         assert_eq!(planned.peers[&LAPTOP].entry, Some(EntryRole { own_term: 5, other_term: None }));
-        // Of this node alone.
+        // The policy has terms of this node alone.
         let policy = Policy { entry_terms: [(LAPTOP, 5)].into(), ..Policy::new("n1") };
         assert!(has(&plan(&members, &policy), PublicKey([3; 32])));
     }

@@ -1,4 +1,5 @@
-//! What external members get before any prefix is compared: no key of another member, and no prefix that is reserved or too wide.
+//! Admission of external members, before any prefix is compared: no key of another member, and no prefix that is reserved or too
+//! wide.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -51,7 +52,7 @@ pub(crate) fn admitted(
     admitted
 }
 
-/// What is left of a prefix that an administrator named; `services` are those of the reserved prefixes that are theirs.
+/// Parts that are left of a prefix that an administrator named; `services` are the prefixes of Services among the reserved ones.
 pub(crate) fn usable(
     prefix: IpNet,
     is_granted: bool,

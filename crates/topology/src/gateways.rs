@@ -1,4 +1,4 @@
-//! Which nodes are the gateways of each location, and through which member this node reaches each other one.
+//! Gateways of each location, and the member through which this node reaches each other one.
 //!
 //! Every node computes the same ordered list of gateways for each location: two of its nodes, or more if administrators
 //! name more. All of them always have tunnels with the gateways of all other locations, and forward at once what they
@@ -20,13 +20,13 @@ const GATEWAYS: usize = 2;
 /// Most gateways of a location. Each adds a tunnel to every gateway of every other location.
 const MAX_GATEWAYS: usize = 4;
 
-/// Through which member each other one is reached, by index among the ranked members. Of all granularities but
-/// `location` nothing is known: each is reached by itself.
+/// Members through which others are reached, by index among the ranked members. With all granularities but `location`
+/// nothing is known: each is reached by itself.
 #[derive(Debug, Default)]
 pub(crate) struct Gateways {
     /// Members that another one stands for: the one in use, and the others that may.
     behind: BTreeMap<usize, (usize, Vec<usize>)>,
-    /// Other members are the gateways of this node's location.
+    /// Whether other members are the gateways of this node's location.
     has_gateways: bool,
 }
 
@@ -88,8 +88,8 @@ impl Gateways {
     }
 }
 
-/// Where a member is, if it shares its location with others: a node that the cluster knows, with an address inside of
-/// it.
+/// Location that a member shares with others; `None` unless it is a node that the cluster knows, with an address inside
+/// of the location.
 pub fn location(member: &Member) -> Option<&str> {
     let is_node = member.external.is_none() && !member.discovery.is_only_source;
     let site = member.site.as_ref().filter(|site| is_node && !site.internal.is_empty())?;

@@ -1,4 +1,4 @@
-//! Who is a WireGuard peer of this node, which prefixes go to which peer, and which plain routes lead to the others.
+//! WireGuard peers of this node, the prefixes of each, and the plain routes to the other nodes.
 //!
 //! Sources (custom resources, later annotations, discovery, static files) give [`MemberRecord`]s; [`merge`] makes one
 //! [`Member`] of all records of an identity; [`plan`] decides. The data plane makes WireGuard peers, nftables sets and

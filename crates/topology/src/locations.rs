@@ -1,9 +1,9 @@
-//! Which members share a location with this node, and which of their prefixes take the network of the location, as they are or in IP
-//! tunnels.
+//! Members that share a location with this node, and those of their prefixes that take the network of the location, as they are or in
+//! IP tunnels.
 //!
-//! Where a member is comes from its Node, by way of the controller: no node says it of itself. Members of one location keep their
-//! tunnels, and packets are accepted from both: nodes may see a change at different moments, and a route that is gone
-//! (its link is down) leaves the tunnel behind it.
+//! The location of a member comes from its Node, by way of the controller: no node says it of itself. Members of one location keep
+//! their tunnels, and packets are accepted from both: nodes may see a change at different moments, and a route that is gone (its link
+//! is down) leaves the tunnel behind it.
 //!
 //! Both ends of an IP tunnel are what every node takes for a member's tunnel address in a family: the first of its internal addresses,
 //! unless another member of the location names it too. Packets to that address itself stay with the peer: what the kernel learns of the
@@ -30,7 +30,7 @@ pub struct Tunnels {
     pub local: Vec<IpAddr>,
     /// Addresses of members of the location, from which packets are accepted.
     pub senders: BTreeSet<IpAddr>,
-    /// What may go through a tunnel in place of its peer, sorted by destination. The peer stays, for as long as the tunnel
+    /// Prefixes that may go through a tunnel in place of their peer, sorted by destination. The peer stays, for as long as the tunnel
     /// does not work.
     pub routes: Vec<TunnelRoute>,
 }
@@ -85,11 +85,11 @@ pub(crate) fn routes(
 
 /// The location of this node.
 struct Location<'a> {
-    /// Where this node is.
+    /// Place of this node in the location.
     site: &'a Site,
-    /// Its other members.
+    /// Other members of the location, by name.
     neighbours: BTreeMap<&'a str, &'a Site>,
-    /// Which members name an address their own.
+    /// Names of the members that name each address their own.
     holders: BTreeMap<IpAddr, BTreeSet<&'a str>>,
     /// This node's internal addresses, with the subnet and the link of each.
     own: Vec<(InternalAddress, IpNet, u32)>,
@@ -142,7 +142,7 @@ impl<'a> Location<'a> {
         }
     }
 
-    /// Where a member has its end of tunnels of a family.
+    /// Address at which a member has its end of tunnels of a family; `None` if it has none there, or shares it with another member.
     fn tunnel_address(&self, site: &Site, is_ipv4: bool) -> Option<IpAddr> {
         let first = site.internal.iter().map(|it| it.address).find(|it| it.is_ipv4() == is_ipv4)?;
         self.holders.get(&first).is_none_or(|holders| holders.len() == 1).then_some(first)

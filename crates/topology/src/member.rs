@@ -1,4 +1,4 @@
-//! Members of the mesh: what one source says of one, and what all sources together say.
+//! Members of the mesh: the record of one by one source, and the member that all sources together describe.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use ipnet::IpNet;
 
 use crate::site::Site;
 
-/// Who described a member. The first is believed before the next.
+/// Source of a member record. An earlier one is believed before a later one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
     /// The node program itself, of its own node.
@@ -24,12 +24,12 @@ pub enum Source {
     /// Discovery services. Every program that has the secret of the cluster can publish there, so they add only endpoints to a member that
     /// a source above knows.
     Discovery,
-    /// What discovery services said before this program started.
+    /// Records that discovery services gave before this program started.
     Cache,
 }
 
 impl Source {
-    /// Whether it is what discovery services say, now or before.
+    /// Whether discovery services are the source, now or before.
     pub fn is_discovery(self) -> bool {
         matches!(self, Self::Discovery | Self::Cache)
     }
@@ -45,7 +45,7 @@ impl Sources {
         self.0 & Self::from(source).0 != 0
     }
 
-    /// They, the strongest first.
+    /// Iterates over the sources, the strongest first.
     pub fn iter(self) -> impl Iterator<Item = Source> {
         let all = [Source::Local, Source::Kubernetes, Source::Static, Source::Discovery, Source::Cache];
         all.into_iter().filter(move |source| self.contains(*source))
@@ -84,15 +84,15 @@ impl fmt::Display for Source {
     }
 }
 
-/// What one source says of one member. The order of the fields is the order of belief in [`crate::merge`]: the stronger
-/// source, then the younger record.
+/// Record of one member from one source. The order of the fields is the order of belief in [`crate::merge`]: the stronger source, then the
+/// younger record.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MemberRecord {
     /// The source.
     pub source: Source,
     /// Time since the source last confirmed the record; zero for a source that is watched.
     pub age: Duration,
-    /// What it says. A source leaves out what it does not know.
+    /// Description of the member by this source, which leaves out what it does not know.
     pub member: Member,
 }
 
@@ -119,15 +119,16 @@ impl MemberRecord {
 /// A node or external peer, as all sources together describe it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Member {
-    /// Its identity: the name of the node, or `source/ID` of a member that is no node. Unique.
+    /// Identity of the member: the name of a node, or `source/ID` of a member that is no node. Unique.
     pub name: String,
-    /// Who knows of it, as [`crate::merge`] found; empty for a member that stays only because its tunnel works. It decides nothing.
+    /// Sources that know of it, as [`crate::merge`] found; empty for a member that stays only because its tunnel works. No decision
+    /// depends on them.
     pub sources: Sources,
-    /// Its WireGuard key; `None` while it has published none, which keeps it out of the mesh.
+    /// WireGuard key; `None` while the member has published none, which keeps it out of the mesh.
     pub public_key: Option<PublicKey>,
     /// The key that it is about to use in its place. Not trusted: [`crate::plan`] ignores one that another member has.
     pub next_key: Option<PublicKey>,
-    /// What it says it is reachable at: its own addresses, as host prefixes. Not trusted, and bound to the key.
+    /// Addresses that the member says are its own, as host prefixes. Not trusted, and bound to the key.
     pub claims: Vec<IpNet>,
     /// Address blocks the controller gave it. Trusted.
     pub blocks: Vec<IpNet>,
@@ -135,20 +136,21 @@ pub struct Member {
     pub pod_networks: Vec<IpNet>,
     /// Addresses that the cluster says are its own.
     pub addresses: MemberAddresses,
-    /// Where its WireGuard may be reached.
+    /// Endpoints at which its WireGuard may be reached.
     pub endpoints: Endpoints,
     /// Keepalives between it and others.
     pub keepalive: Keepalive,
-    /// Where it is; `None` while the cluster does not say, which makes it a location of its own.
+    /// Location of the member; `None` while the cluster does not say, which makes the member a location of its own.
     pub site: Option<Site>,
-    /// When it joined; `None` while the source does not know, which counts as just now.
+    /// Time of joining; `None` while the source does not know, which counts as just now.
     pub since: Option<Since>,
     /// Facts that follow from what discovery services tell.
     pub discovery: ByDiscovery,
-    /// Of a node: the Peers that name it as an entry node and have completed a handshake with it, with their key and the term that this
-    /// node took then. Not trusted; [`crate::plan`] reads only those of nodes that the Peer names.
+    /// Terms of a node as an entry node, by the name of the Peer: one for each Peer that names the node and has completed a handshake with
+    /// it, with the key of the Peer and the term that the node took then. Not trusted; [`crate::plan`] reads only those of nodes that the
+    /// Peer names.
     pub entry_terms: BTreeMap<String, (PublicKey, u64)>,
-    /// What only a member that is no node has; `None` for nodes.
+    /// Facts of a member that is no node; `None` for nodes.
     pub external: Option<External>,
 }
 
@@ -189,10 +191,10 @@ impl Keepalive {
 /// Facts of a member that follow from what discovery services tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct ByDiscovery {
-    /// Only discovery services know it: its claims yield to those of all others.
+    /// Whether only discovery services know it: its claims yield to those of all others.
     pub is_only_source: bool,
-    /// It is a node of KubeSpan: its tunnels have the secret of the cluster as preshared key, and it answers no path probes and uses no
-    /// relay.
+    /// Whether it is a node of KubeSpan: its tunnels have the secret of the cluster as preshared key, and it answers no path probes and
+    /// uses no relay.
     pub needs_preshared_key: bool,
 }
 
@@ -206,13 +208,13 @@ pub struct External {
     pub entry_nodes: Vec<String>,
 }
 
-/// When a member joined, as the source recorded it. A member can only become younger by its own doing (it deletes its
-/// object and creates it again), so the older one is believed where two claim the same.
+/// Time at which a member joined, as the source recorded it. A member can only become younger by its own doing (it deletes its object and
+/// creates it again), so the older one is believed where two claim the same.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Since {
     /// Seconds since the Unix epoch at which the API server created the object.
     pub created: i64,
-    /// Its UID: objects of one second have an order too.
+    /// UID of the object, which orders objects that were created within one second.
     pub uid: String,
 }
 
@@ -249,7 +251,7 @@ impl Member {
     }
 }
 
-/// In front of the names of Peers, in the names of their members.
+/// Prefix of Peers' names in the names of their members.
 const PEER_PREFIX: &str = "peer/";
 
 /// The Peer that a member of this name comes from; `None` for nodes.
@@ -257,26 +259,26 @@ pub(crate) fn peer_name(member: &str) -> Option<&str> {
     member.strip_prefix(PEER_PREFIX)
 }
 
-/// Where a member's WireGuard may be reached, and where it sees others.
+/// Endpoints at which a member's WireGuard may be reached, and those at which it sees others.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Endpoints {
-    /// Chosen by an administrator; it is tried before discovered ones.
+    /// Endpoint that an administrator chose; it is tried before discovered ones.
     pub manual: Option<Endpoint>,
-    /// The one the member thinks best itself.
+    /// Endpoint that the member itself thinks best.
     pub preferred: Option<SocketAddr>,
-    /// Its own addresses, with its port.
+    /// Addresses of the member itself, with its port.
     pub host: Vec<SocketAddr>,
-    /// Where STUN servers see it.
+    /// Endpoints at which STUN servers see the member.
     pub reflexive: Vec<SocketAddr>,
-    /// Where discovery services say it is; tried after all others.
+    /// Endpoints that discovery services tell of; tried after all others.
     pub discovered: Vec<SocketAddr>,
-    /// Where it sees others: name of the member to the key it has there, and the endpoint.
+    /// Endpoints at which the member sees others: name of the other member to the key it has there, and the endpoint.
     pub sightings: BTreeMap<String, (PublicKey, SocketAddr)>,
-    /// It says that its NAT maps it to another port for each destination.
+    /// Whether the member says that its NAT maps it to another port for each destination.
     pub is_nat_symmetric: bool,
-    /// It says that its NAT has one mapping for all destinations and lets in only what they answer.
+    /// Whether the member says that its NAT has one mapping for all destinations and lets in only what they answer.
     pub is_nat_port_restricted: bool,
-    /// Which of them others may publish, where its Node says that; `None` if the mesh does.
+    /// Filter of these endpoints for publication by others, where the member's Node has one; `None` if that of the mesh counts.
     pub filter: Option<AddressFilter>,
     /// Whether an administrator wants paths to it found by trying many ports; `None` if the mesh decides.
     pub birthday_attack: Option<bool>,

@@ -4,12 +4,12 @@ use crate::member::{Endpoints, Member, MemberRecord};
 
 /// Unites the records of each member, whatever order they come in. Takes `O(n log n)`.
 ///
-/// Of a value that only one member can have, that of the strongest source counts, in the order of [`crate::Source`]; of several
-/// records of a source the youngest. So another key for the same member is a rotation, not a second member, and claims of a record count
-/// only together with its key. Blocks and endpoints of all records are put together.
+/// A value that only one member can have is that of the strongest source, in the order of [`crate::Source`]; of several records of a
+/// source that of the youngest. So another key for the same member is a rotation, not a second member, and claims of a record count only
+/// together with its key. Blocks and endpoints of all records are put together.
 ///
-/// What discovery services say of a member that a stronger source knows are endpoints, and nothing else: the secret of the
-/// cluster proves no identity, and a key of theirs would get the packets for the blocks of a node.
+/// Discovery services add only endpoints to a member that a stronger source knows: the secret of the cluster proves no identity, and a
+/// key of theirs would get the packets for the blocks of a node.
 pub fn merge(mut records: Vec<MemberRecord>) -> Vec<Member> {
     records.sort_unstable_by(|a, b| (&a.member.name, a).cmp(&(&b.member.name, b)));
     let mut members: Vec<Member> = Vec::with_capacity(records.len());
@@ -20,7 +20,7 @@ pub fn merge(mut records: Vec<MemberRecord>) -> Vec<Member> {
             _ => members.push(member),
         }
     }
-    // It is kept until something changes.
+    // The list is kept until something changes.
     members.shrink_to_fit();
     members
 }

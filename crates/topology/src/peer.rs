@@ -1,4 +1,4 @@
-//! One peer: which members it stands for, and which prefixes it has.
+//! Peers: the members that each one stands for, and the prefixes it has.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,24 +10,24 @@ use crate::member::Member;
 use crate::policy::Policy;
 use crate::prefixes;
 
-/// What one peer should be, apart from its endpoint.
+/// Configuration of one peer, apart from its endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerPlan {
     /// The members that publish the key, the one that joined first in front.
     pub members: Vec<String>,
-    /// What the peer may send from and is sent for: sorted. No other peer has the same one, and where one contains that of
-    /// another peer, the longer prefix counts.
+    /// Prefixes that the peer may send from and is sent for: sorted. No other peer has the same one, and where one
+    /// contains that of another peer, the longer prefix counts.
     pub allowed_ips: Vec<IpNet>,
-    /// What the peer may send from besides, although another peer is sent for it: it is a gateway of the same location.
-    /// Sorted.
+    /// Prefixes that the peer may send from besides, although another peer is sent for them: it is a gateway of the same
+    /// location. Sorted.
     pub accepted_ips: Vec<IpNet>,
     /// Seconds between keepalives; zero sends none.
     pub keepalive: u16,
-    /// What this node is to an external member that names it as an entry node; else `None`.
+    /// Role of this node for an external member that names it as an entry node; else `None`.
     pub entry: Option<EntryRole>,
 }
 
-/// All prefixes with who gets what is sent there: a member with a peer, one without, or none.
+/// Holders of all prefixes, who get what is sent there: a member with a peer, one without, or none.
 pub(crate) struct Holders(Vec<(IpNet, Option<usize>, bool)>);
 
 impl Holders {
@@ -59,12 +59,12 @@ impl Holders {
     }
 }
 
-/// Which members' prefixes go to which member.
+/// Members whose peers carry the prefixes of each member: its own, an entry node's or a gateway's.
 pub(crate) struct Carriers {
     pub(crate) gateways: Gateways,
-    /// What each member is sent for.
+    /// Members for which each member is sent packets, by its index.
     sent: BTreeMap<usize, Vec<usize>>,
-    /// For what else it may send.
+    /// Members for which each member may send besides, by its index.
     accepted: BTreeMap<usize, Vec<usize>>,
 }
 

@@ -47,7 +47,7 @@ pub struct Plan {
     /// Whether this node has tunnels with nodes of other locations itself: where locations have gateways, it is one of them or in
     /// none of the locations.
     pub is_gateway: bool,
-    /// What was left out and why, sorted, each once.
+    /// Problems that left something out, sorted, each once.
     pub problems: Vec<Problem>,
 }
 
@@ -119,7 +119,7 @@ fn ranked<'a>(members: impl Iterator<Item = &'a Member>, policy: &Policy) -> Vec
     ranked
 }
 
-/// What members name, without what no mesh can carry.
+/// Entries that the members name, without those that no mesh can carry.
 fn usable_entries(
     ranked: &[&Member],
     entry_nodes: &EntryNodes,
@@ -197,7 +197,8 @@ fn report_missing_peers(
     problems.extend(keyless.map(|member| Problem::NotPublished { node: member.name.clone() }));
 }
 
-/// Everything that belongs to other members, or did to one that is missing, whether a peer has it or not.
+/// Destinations that enter the mesh or are dropped there: all that belongs to other members, or did to one that is missing, whether a
+/// peer has it or not.
 fn targets(
     ranked: &[&Member],
     entries: &[Entry],

@@ -30,7 +30,7 @@ use crate::site::Granularity;
 
 /// Up to this many members are always planned as a group.
 const SMALL_GROUP: usize = 64;
-/// Of more members than this share of all, as a divisor, all are planned again.
+/// Largest share of all members that is planned as a group, as a divisor: of a larger group, all are planned again.
 const LARGEST_SHARE: usize = 4;
 
 /// Keeps the last plan, and from what it follows.
@@ -42,10 +42,10 @@ pub struct Planner {
 
 #[derive(Debug)]
 struct Last {
-    /// Sorted by name.
+    /// Members of the last plan, sorted by name.
     members: Vec<Arc<Member>>,
     policy: Policy,
-    /// Of `members`; made when the first change comes.
+    /// Links of `members`; made when the first change comes.
     links: Option<Links>,
     plan: Plan,
 }
@@ -54,10 +54,10 @@ struct Last {
 pub type Change<'a> = (Option<&'a Arc<Member>>, Option<&'a Arc<Member>>);
 
 impl Planner {
-    /// The same as [`plan`]. Members that have not changed since the last time are to be the same allocations, and all are to be
+    /// Plans as [`plan`] does. Members that have not changed since the last time are to be the same allocations, and all are to be
     /// sorted by their names, as [`crate::merge`] leaves them; else all are planned.
     pub fn plan(&mut self, members: &[Arc<Member>], policy: Policy) -> &Plan {
-        // What could not follow the change is of no use any more.
+        // A last plan that could not follow the change is of no use any more.
         let last = match self.last.take().and_then(|last| last.followed(members, &policy)) {
             Some(last) => Last { policy, ..last },
             None => {
@@ -69,14 +69,14 @@ impl Planner {
         &self.last.insert(last).plan
     }
 
-    /// How often all members were planned.
+    /// Number of times that all members were planned.
     pub fn full_plans(&self) -> usize {
         self.full_plans
     }
 }
 
 impl Last {
-    /// With the plan of these members by this policy; `None` if all have to be planned.
+    /// Follows the plan to these members and this policy; `None` if all have to be planned.
     fn followed(mut self, members: &[Arc<Member>], policy: &Policy) -> Option<Self> {
         let is_sorted = |members: &[Arc<Member>]| members.is_sorted_by(|a, b| a.name < b.name);
         if !self.policy.differs_in_held_only(policy) || policy.routes_on.is_some() || !is_sorted(members) {
@@ -317,7 +317,7 @@ fn replace_members<T: Ord>(all: &mut BTreeSet<T>, before: &BTreeSet<T>, after: B
     all.extend(after);
 }
 
-/// Of lists that are sorted by their prefixes.
+/// Replaces entries of lists that are sorted by their prefixes.
 fn replace_sorted<T: PartialEq>(all: &mut Vec<T>, before: &[T], after: Vec<T>, prefix: impl Fn(&T) -> IpNet) {
     if *before == *after {
         return;

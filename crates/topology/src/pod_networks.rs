@@ -16,8 +16,8 @@ use crate::prefixes;
 use crate::problem::Problem;
 use crate::site::Granularity;
 
-/// What of the member's networks may be compared with prefixes of others. What is reserved is cut out. A node without a key has them too:
-/// packets to its pods are dropped.
+/// Parts of the member's networks that may be compared with prefixes of others. Reserved prefixes are cut out. A node without a key has
+/// them too: packets to its pods are dropped.
 pub(crate) fn entries(
     owner: usize,
     member: &Member,
@@ -46,7 +46,7 @@ pub(crate) fn entries(
     entries
 }
 
-/// Of two nodes with one network that keeps it which has it in the device.
+/// Whether the device has the network at this member's key, or it is this node's own: of two nodes with one network, such a one keeps it.
 fn is_held(member: &Member, prefix: &IpNet, policy: &Policy) -> bool {
     // Behind gateways the device has the prefixes of many members at one key.
     let keeps_holders = !matches!(policy.granularity, Granularity::Location { .. });
@@ -54,7 +54,7 @@ fn is_held(member: &Member, prefix: &IpNet, policy: &Policy) -> bool {
     member.name == policy.own || held.is_some_and(|held| held.contains(prefix))
 }
 
-/// What this node keeps of its own networks, without what stronger entries of others take out of them.
+/// Networks of its pods that this node keeps, without what stronger entries of others take out of them.
 pub(crate) fn kept(own: &[&Entry], foreign: &[&Entry]) -> Vec<IpNet> {
     let own: PrefixSet = own.iter().map(|entry| &entry.prefix).collect();
     let stronger = foreign.iter().filter(|entry| entry.tier > Tier::PodNetwork).map(|entry| &entry.prefix);

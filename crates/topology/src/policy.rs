@@ -1,4 +1,4 @@
-//! What this node makes of the members.
+//! Settings and state of this node that decide, together with the members, on its plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,8 +12,8 @@ use crate::member::Member;
 use crate::prefixes;
 use crate::site::{Encapsulation, Granularity, OwnAddress};
 
-/// Which nodes may claim a source address of egress gateways (`spec.sourceAddresses` of an Egress). The cluster says it, not the nodes:
-/// none can take the address from the holder. While the holder that is named does not claim it (yet), another one may.
+/// Nodes that may claim a source address of egress gateways (`spec.sourceAddresses` of an Egress). The cluster names them, not the
+/// nodes: none can take the address from the holder. While the holder that is named does not claim it (yet), another one may.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SourceNodes {
     /// The node of the gateway that the controller names as the holder.
@@ -38,7 +38,7 @@ impl Reserved {
     }
 }
 
-/// What this node makes of the members.
+/// Settings and state of this node that decide, together with the members, on its plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     /// Name of the member that is this node.
@@ -50,8 +50,8 @@ pub struct Policy {
     pub guarded: Vec<IpNet>,
     /// Seconds between keepalives towards members that ask for nothing else.
     pub keepalive: u16,
-    /// What this node's WireGuard device has at each key now. It outlives the node program, and a member that has an address
-    /// there keeps it.
+    /// Prefixes that this node's WireGuard device has at each key now. The device outlives the node program, and a member that has an
+    /// address there keeps it.
     pub held: BTreeMap<PublicKey, BTreeSet<IpNet>>,
     /// Keys that members announced and that have completed a handshake with this node.
     pub completed: BTreeSet<PublicKey>,
@@ -67,9 +67,9 @@ pub struct Policy {
     /// Addresses of this host. On their networks, nodes get plain routes to their blocks, and no peers; `None` asks for peers
     /// and no routes.
     pub routes_on: Option<Vec<OwnAddress>>,
-    /// Which packets go without a tunnel.
+    /// Granularity of tunnels: the packets that go without one.
     pub granularity: Granularity,
-    /// Which packets inside of a location take IP tunnels.
+    /// Encapsulation inside of a location: the packets that take IP tunnels.
     pub encapsulation: Encapsulation,
     /// Whether [`Member::pod_networks`] are in the mesh.
     pub includes_pod_networks: bool,
@@ -100,7 +100,8 @@ impl Policy {
         }
     }
 
-    /// How strongly a member may claim a source address of egress gateways; `None` if it may not, or this is none.
+    /// Strength of a member's claim to a source address of egress gateways; `None` if it may not claim it, or the prefix is no such
+    /// address.
     pub(crate) fn source_tier(&self, member: &Member, prefix: &IpNet) -> Option<Tier> {
         let is_candidate =
             prefixes::is_host(prefix) && member.external.is_none() && !member.discovery.is_only_source;

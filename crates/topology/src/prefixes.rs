@@ -1,4 +1,4 @@
-//! Which prefixes a mesh can carry, and arithmetic on sets of them.
+//! Prefixes that a mesh can carry, and arithmetic on sets of them.
 
 use fairlead_address::PrefixSet;
 pub use fairlead_address::UnusablePrefix as Unusable;

@@ -1,4 +1,4 @@
-//! What was left out of a plan, in words for the person who can repair it.
+//! Problems of a plan: parts that were left out, in words for the person who can repair it.
 
 mod display;
 
@@ -10,14 +10,14 @@ use ipnet::IpNet;
 
 use crate::prefixes::Unusable;
 
-/// Why an external member does not get a prefix.
+/// Reason why a member does not get a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Refusal {
-    /// It is an address of the API server, or of the default gateway of this host.
+    /// Address of the API server, or of the default gateway of this host.
     Reserved,
-    /// Services have addresses there.
+    /// Prefix from which Services have addresses.
     Service,
-    /// It is wider than /8, most of an address family or all of it, and not granted.
+    /// Prefix wider than /8 that no administrator granted.
     TooWide,
 }
 
@@ -31,7 +31,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Something that was left out of the mesh or has no route. [`Self::reason`] is a word for programs. `Display` is a
+/// Part that was left out of the mesh or has no route. [`Self::reason`] is a word for programs. `Display` is a
 /// sentence for status and Events: it names the nodes and prefixes and says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Problem {
@@ -44,14 +44,14 @@ pub enum Problem {
     ExternalKeyTaken {
         /// The external member.
         node: String,
-        /// Who has the key.
+        /// Name of the member that has the key.
         other: String,
     },
     /// The key that a member announces as its next one is that of another member; the announcement is ignored.
     NextKeyTaken {
         /// The member.
         node: String,
-        /// Who has the key.
+        /// Name of the member that has the key.
         other: String,
     },
     /// A prefix that an external member may not have; the prefix is left out.
@@ -60,7 +60,7 @@ pub enum Problem {
         node: String,
         /// The prefix.
         prefix: IpNet,
-        /// Why.
+        /// Reason of the refusal.
         why: Refusal,
     },
     /// A prefix of hosts beside a node that cannot be reached through it; it is left out.
@@ -69,7 +69,7 @@ pub enum Problem {
         node: String,
         /// The prefix.
         prefix: IpNet,
-        /// Why.
+        /// Reason of the refusal.
         why: Refusal,
     },
     /// A network of a node's pods that cannot be in the mesh; it is left out.
@@ -78,7 +78,7 @@ pub enum Problem {
         node: String,
         /// The prefix.
         prefix: IpNet,
-        /// Why.
+        /// Reason of the refusal.
         why: Refusal,
     },
     /// Entry nodes that an external member names and that have no tunnel with it, because they are no nodes of the mesh.
@@ -99,70 +99,70 @@ pub enum Problem {
     SharedKey {
         /// The key.
         key: PublicKey,
-        /// Who carries it, sorted.
+        /// Names of the members that carry it, sorted.
         nodes: Vec<String>,
         /// Whether this node is one of them.
         own: bool,
     },
     /// A prefix no mesh can carry.
     Unusable {
-        /// Who named it.
+        /// Name of the member that names it.
         node: String,
         /// The prefix.
         prefix: IpNet,
-        /// What is wrong with it.
+        /// Reason why no mesh can carry it.
         why: Unusable,
     },
     /// One prefix claimed by several nodes.
     ClaimedTwice {
         /// The prefix.
         prefix: IpNet,
-        /// Who claims it, sorted.
+        /// Names of the members that claim it, sorted.
         nodes: Vec<String>,
-        /// Who keeps it.
+        /// Name of the member that keeps it.
         owner: String,
     },
     /// A claim that lies inside what another node had first; the claim is left out.
     ClaimOverlapsClaim {
-        /// Who claims it.
+        /// Name of the member that claims it.
         node: String,
         /// The claim that is left out.
         prefix: IpNet,
         /// The other node.
         other: String,
-        /// What the other node claims.
+        /// Prefix that the other member claims.
         other_prefix: IpNet,
     },
     /// A claim that overlaps a block the controller gave another node; the claim is left out.
     ClaimOverlapsBlock {
-        /// Who claims it.
+        /// Name of the member that claims it.
         node: String,
         /// The claim that is left out.
         prefix: IpNet,
-        /// Who has the block.
+        /// Name of the node that has the block.
         other: String,
         /// The block.
         block: IpNet,
     },
     /// An address that a node announces and its Node object does not have; the claim is left out.
     ClaimNotOfNode {
-        /// Who claims it.
+        /// Name of the node that claims it.
         node: String,
         /// The address.
         prefix: IpNet,
     },
     /// An address that a member of which only discovery services know says is its own, and that others need; it is left out.
     ClaimRefused {
-        /// Who claims it.
+        /// Name of the member that claims it.
         node: String,
         /// The address.
         prefix: IpNet,
-        /// Why.
+        /// Reason of the refusal.
         why: Refusal,
     },
     /// A claim wider than /8 that no administrator granted; it is left out.
     ClaimTooWide {
-        /// Who claims it.
+        /// Name of the member that claims it.
         node: String,
         /// The claim.
         prefix: IpNet,
@@ -171,11 +171,11 @@ pub enum Problem {
     BlocksOverlap {
         /// The node that comes first by name.
         node: String,
-        /// Its block.
+        /// Block of this node.
         block: IpNet,
         /// The other node.
         other: String,
-        /// Its block.
+        /// Block of the other node.
         other_block: IpNet,
     },
     /// No route to a node whose address another node, or this one, has too.
@@ -196,7 +196,7 @@ pub enum Problem {
     },
     /// No route to a block that covers the address of a node: the route would cut that node off.
     BlockCoversNode {
-        /// Who has the block.
+        /// Name of the node that has the block.
         node: String,
         /// The block.
         prefix: IpNet,
@@ -207,7 +207,7 @@ pub enum Problem {
     BlockGrantedTwice {
         /// The block.
         prefix: IpNet,
-        /// Who has it, sorted.
+        /// Names of the nodes that have it, sorted.
         nodes: Vec<String>,
     },
     /// No route to a node that has no InternalIP of the block's family.
@@ -226,16 +226,16 @@ pub enum Problem {
     NodeNotConnected {
         /// The node.
         node: String,
-        /// Its address.
+        /// InternalIP of the node.
         address: IpAddr,
     },
     /// A block that cannot be routed.
     BlockUnusable {
-        /// Who has it.
+        /// Name of the node that has it.
         node: String,
         /// The block.
         prefix: IpNet,
-        /// What is wrong with it.
+        /// Reason why it cannot be routed.
         why: Unusable,
     },
 }

@@ -20,7 +20,7 @@ use crate::problem::Problem;
 pub struct NextKey {
     /// The key of its peer now.
     pub current: PublicKey,
-    /// What it will be sent for: what the peer of the current key is.
+    /// Prefixes that it will be sent for: those of the peer with the current key.
     pub allowed_ips: Vec<ipnet::IpNet>,
 }
 

@@ -18,7 +18,7 @@ pub struct BlockRoute {
     pub destination: IpNet,
     /// The node that has it.
     pub node: String,
-    /// That node's address.
+    /// Address of that node.
     pub gateway: IpAddr,
     /// Index of the link on which the address is a neighbour.
     pub link: u32,
@@ -47,7 +47,7 @@ pub(crate) fn plan(
 
 struct Known<'a> {
     own_addresses: &'a [OwnAddress],
-    /// Who has an address; `None` is this host.
+    /// Holders of each address: names of nodes, or `None` for this host.
     holders: BTreeMap<IpAddr, BTreeSet<Option<&'a str>>>,
     granted: BTreeMap<IpNet, BTreeSet<&'a str>>,
 }

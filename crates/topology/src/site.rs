@@ -1,20 +1,20 @@
-//! Where members are, and what that means for packets among them.
+//! Locations of members, and what they mean for packets among them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// Where a member is.
+/// Location of a member, and its part in it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Site {
     /// Name of its location; empty is the location of all members without another.
     pub location: String,
-    /// Its addresses there, best first. Without any it is a location of its own.
+    /// Addresses of the member there, best first. Without any it is a location of its own.
     pub internal: Vec<InternalAddress>,
-    /// An administrator wants it to be a gateway of its location.
+    /// Whether an administrator wants it to be a gateway of its location.
     pub is_leader: bool,
-    /// It has an address that all others can reach.
+    /// Whether it has an address that all others can reach.
     pub is_public: bool,
     /// Prefixes of hosts beside it, which are no nodes, and which others reach through it.
     pub networks: Vec<IpNet>,
@@ -46,13 +46,13 @@ pub struct OwnAddress {
     pub prefix: IpNet,
 }
 
-/// Which packets go without a tunnel.
+/// Granularity of tunnels: the packets that go without one.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Granularity {
-    /// None.
+    /// No packets: every pair of nodes has a tunnel.
     #[default]
     Full,
-    /// Those to members of this node's location that are on a subnet with it. This host has these addresses.
+    /// Packets to members of this node's location that are on a subnet with it. This host has these addresses.
     Cross(Vec<OwnAddress>),
     /// As `Cross`, and only gateways have tunnels with nodes of other locations.
     Location {
@@ -73,14 +73,14 @@ impl Granularity {
     }
 }
 
-/// To which members of this node's location packets go in IP tunnels.
+/// Members of this node's location to which packets go in IP tunnels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Encapsulation {
-    /// All.
+    /// All members of the location.
     Always,
-    /// Those that are on no subnet with this node.
+    /// Members that are on no subnet with this node.
     CrossSubnet,
-    /// None.
+    /// No members.
     #[default]
     Never,
 }

@@ -17,7 +17,7 @@ use crate::prefixes;
 use crate::problem::Problem;
 use crate::site::Granularity;
 
-/// What of the member's prefixes may be compared with those of others. What is reserved is cut out.
+/// Parts of the member's prefixes that may be compared with those of others. Reserved prefixes are cut out.
 pub(crate) fn entries(
     owner: usize,
     member: &Member,

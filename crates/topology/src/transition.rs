@@ -21,9 +21,9 @@ use crate::site::Granularity;
 /// The plans of a mesh whose granularity changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct United {
-    /// What holds while it changes.
+    /// Plan that holds while the granularity changes.
     pub plan: Plan,
-    /// What follows from the other granularity alone.
+    /// Plan that follows from the other granularity alone.
     pub other: Plan,
 }
 
@@ -58,13 +58,13 @@ pub fn united<M: Borrow<Member>>(
     Some(United { plan: united, other: planned })
 }
 
-/// What nodes send where each has a tunnel with every other, and for whom gateways send.
+/// Prefixes that nodes send from where each has a tunnel with every other, and the gateways that send for them.
 struct Senders<'a> {
-    /// Where each node is; `None` for one that is a location of its own.
+    /// Location of each node; `None` for one that is a location of its own.
     locations: BTreeMap<&'a str, Option<&'a str>>,
     own_location: Option<&'a str>,
     gateways: BTreeMap<String, Vec<String>>,
-    /// By location.
+    /// Prefixes of the nodes of each location.
     sent: BTreeMap<Option<&'a str>, BTreeSet<IpNet>>,
 }
 
@@ -83,7 +83,7 @@ impl<'a> Senders<'a> {
         Self { locations, own_location, gateways: gateways(members), sent }
     }
 
-    /// What the peer may send for others; `None` if it is no node.
+    /// Prefixes that the peer may send from for others; `None` if it is no node.
     fn accepted(&self, peer: &PeerPlan) -> Option<BTreeSet<IpNet>> {
         let mut places = peer.members.iter().map(|name| self.locations.get(name.as_str()).copied());
         if places.any(|place| place.is_none()) {

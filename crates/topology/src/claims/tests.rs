@@ -60,7 +60,7 @@ fn an_address_that_the_node_does_not_have_is_no_part_of_the_mesh() {
     assert_eq!((allowed(&planned, 2).len(), planned.problems.len()), (2, 0));
 }
 
-/// Who has the secret of discovery services says that the router, or the cluster's DNS, is its own.
+/// A stranger with the secret of discovery services says that the router, or the cluster's DNS, is its own.
 #[test]
 fn a_member_that_only_discovery_knows_takes_no_address_that_others_need() {
     let claims = ["192.0.2.2/32", "192.168.1.1/32", "10.96.0.10/32", "203.0.113.1/32"];
@@ -226,7 +226,7 @@ fn with_source(holder: Option<&str>) -> Policy {
     Policy { sources: BTreeMap::from([(net(SOURCE).addr(), nodes)]), ..Policy::new("a") }
 }
 
-/// Whose peers are sent for the address, by number.
+/// Numbers of the members whose peers are sent for the address.
 fn has_source(members: &[Member], policy: &Policy) -> Vec<u8> {
     let planned = plan(members, policy);
     assert!(planned.nodes.is_disjoint(&[net(SOURCE).addr()].into()), "it is no node's own");

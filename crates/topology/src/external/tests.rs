@@ -34,7 +34,7 @@ fn allowed(plan: &Plan, number: u8) -> Vec<String> {
         .unwrap_or_default()
 }
 
-/// In alphabetical order.
+/// Reasons of the problems, in alphabetical order.
 fn reasons(plan: &Plan) -> Vec<&'static str> {
     let mut reasons: Vec<&str> = plan.problems.iter().map(Problem::reason).collect();
     reasons.sort_unstable();
@@ -161,7 +161,7 @@ fn of_two_with_one_key_or_prefix_the_older_stays() {
 }
 
 proptest! {
-    /// Whatever Peers claim, what nodes get and where packets to their pods and addresses go stays the same.
+    /// Nodes get the same, and packets to their pods and addresses go the same way, whatever Peers claim.
     #[test]
     fn external_members_take_nothing_from_nodes(
         claims in prop::collection::vec((0..4u8, 0..4u8, 8..=32u8), 0..6),

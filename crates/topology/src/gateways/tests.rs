@@ -201,8 +201,8 @@ prop_compose! {
 }
 
 proptest! {
-    /// Whatever each node thinks of gateways, every packet arrives after three steps at most, and the next node accepts
-    /// it from this one.
+    /// Packets arrive after three steps at most, whatever each node thinks of gateways, and the next node accepts them
+    /// from this one.
     #[test]
     fn no_packet_is_dropped_or_goes_around(
         members in any_members(),

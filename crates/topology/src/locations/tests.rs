@@ -226,8 +226,8 @@ fn plan_of(members: &[Member], own: u8) -> Plan {
 }
 
 proptest! {
-    /// What a node sends without the tunnel goes to the very member that would get it through the tunnel, in the same location, and
-    /// that member takes it from both. So packets arrive, and none goes around, whatever each node knows.
+    /// Packets that a node sends without the tunnel go to the very member that would get them through the tunnel, in the same location,
+    /// and that member takes them from both. So packets arrive, and none goes around, whatever each node knows.
     #[test]
     fn a_plain_route_leads_where_the_tunnel_would(members in any_members(), own in 1u8..=5) {
         let found = plan_of(&members, own);
@@ -250,8 +250,8 @@ proptest! {
         }
     }
 
-    /// What a node puts into a tunnel goes to the member that the peer would bring it to, at the address where that member takes its end
-    /// to be and lets this node in; and the peer is there for it all the same, so that a tunnel that fails is no black hole.
+    /// Packets that a node puts into a tunnel go to the member that the peer would bring them to, at the address where that member takes
+    /// its end to be and lets this node in; and the peer is there for them all the same, so that a tunnel that fails is no black hole.
     #[test]
     fn a_tunnel_leads_where_the_peer_would(members in any_members(), own in 1u8..=5, always: bool) {
         let encapsulation = if always { Encapsulation::Always } else { Encapsulation::CrossSubnet };

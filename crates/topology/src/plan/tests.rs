@@ -292,7 +292,7 @@ fn packets_to_a_member_without_a_usable_peer_are_dropped() {
     assert!(plan.problems[2].to_string().contains("packets to the others are dropped"));
 }
 
-/// What the API server answers without the mesh.
+/// Addresses for which an API server on this node answers without the mesh.
 #[test]
 fn only_addresses_of_nodes_count_as_such() {
     let members = [

@@ -9,7 +9,7 @@ pub(super) fn replace_ipv4(cover: &mut Vec<Ipv4Net>, area: &PrefixSet, with: &[I
     replace(cover, area.family(IpFamily::V4), with, ipv4);
 }
 
-/// The same of IPv6.
+/// Does as [`replace_ipv4`] for IPv6.
 pub(super) fn replace_ipv6(cover: &mut Vec<Ipv6Net>, area: &PrefixSet, with: &[Ipv6Net]) {
     let ipv6 = |prefix| if let IpNet::V6(prefix) = prefix { Some(prefix) } else { None };
     replace(cover, area.family(IpFamily::V6), with, ipv6);

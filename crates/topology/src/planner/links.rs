@@ -1,4 +1,4 @@
-//! What members name in common.
+//! Links between members: names, keys and prefixes that they have in common.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use crate::member::Member;
 use crate::policy::Policy;
 use crate::site::Granularity;
 
-/// Something by which members may concern each other: those that name the same, and of prefixes those that overlap.
+/// Link by which members may concern each other: those that name the same, and of prefixes those that overlap.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Link {
     /// An internal address: two members of a location that name it are reached there by neither.
@@ -32,7 +32,7 @@ enum Link {
 #[derive(Debug, Default)]
 pub(super) struct Links {
     members: BTreeMap<Link, Vec<Arc<Member>>>,
-    /// How many prefixes of each length there are: IPv4 or not, and the length.
+    /// Number of prefixes of each length: whether they are IPv4, and the length.
     lengths: BTreeMap<(bool, u8), usize>,
 }
 
@@ -70,7 +70,7 @@ impl Links {
         }
     }
 
-    /// Those that have the key or are about to use it.
+    /// Members that have the key or are about to use it.
     pub(super) fn of_key(&self, key: &PublicKey) -> impl Iterator<Item = &Arc<Member>> {
         self.members.get(&Link::Key(*key)).into_iter().flatten()
     }
@@ -140,7 +140,7 @@ pub(super) fn prefixes(member: &Member, policy: &Policy) -> impl Iterator<Item =
     let named = member.claims.iter().chain(&member.pod_networks);
     let networks = member.site.iter().flat_map(|site| &site.networks);
     let counts = |prefix: &IpNet| {
-        // What is so wide is refused without a grant.
+        // A wider prefix is refused without a grant.
         prefix.prefix_len() >= MIN_LENGTH || member.name == policy.own || policy.is_granted(member, prefix)
     };
     let named = named.chain(networks).map(IpNet::trunc).filter(move |prefix| counts(prefix));
@@ -148,7 +148,7 @@ pub(super) fn prefixes(member: &Member, policy: &Policy) -> impl Iterator<Item =
     named.chain(member.blocks.iter().map(IpNet::trunc)).chain(on_mesh)
 }
 
-/// Everything by which a member may concern others.
+/// Links of a member: all by which it may concern others.
 fn links(member: &Member, policy: &Policy) -> Vec<Link> {
     let keys = member.public_key.into_iter().chain(member.next_key);
     let mut links: Vec<Link> = keys.map(Link::Key).collect();

@@ -131,7 +131,7 @@ prop_compose! {
     }
 }
 
-/// What happens to the mesh.
+/// Change of the mesh.
 #[derive(Debug, Clone)]
 enum Step {
     /// The device has this at a key.

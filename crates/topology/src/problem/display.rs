@@ -1,4 +1,4 @@
-//! How problems are told.
+//! Sentences about problems, for users.
 
 use std::fmt;
 
@@ -169,7 +169,7 @@ impl fmt::Display for Problem {
 struct Name<'a>(&'a str);
 
 impl Name<'_> {
-    /// The same without the word `node`.
+    /// Name without the word `node` before it.
     fn bare(&self) -> String {
         peer_name(self.0).map_or_else(|| self.0.to_owned(), |peer| format!("Peer {peer}"))
     }

@@ -24,7 +24,7 @@ fn block(node: &str, prefixes: &[&str]) -> Member {
     Member { blocks, ..Member::named(node) }
 }
 
-/// What is decided once the objects of each node are one member.
+/// Plan that follows once the objects of each node are one member.
 fn routing(own_addresses: &[OwnAddress], objects: impl IntoIterator<Item = Member>) -> Plan {
     let record = |member| MemberRecord { age: Duration::ZERO, source: Source::Kubernetes, member };
     let members = merge(objects.into_iter().map(record).collect());

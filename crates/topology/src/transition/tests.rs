@@ -25,7 +25,7 @@ fn node(number: u8, at: Option<u8>) -> Member {
     }
 }
 
-/// What the node has while the granularity changes, and uses gateways or does not.
+/// Plans of the node while the granularity changes: the one in use, and the one of both granularities.
 fn plans(members: &[Member], own: &Member, uses_gateways: bool, down: Down) -> [Plan; 2] {
     let internal = own.site.iter().flat_map(|site| &site.internal);
     let addresses =

@@ -41,7 +41,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// With unique names.
+    /// Members with unique names.
     fn any_members(most: usize)(members in prop::collection::vec(any_member(), 0..most)) -> Vec<Member> {
         let mut seen = BTreeSet::new();
         members.into_iter().filter(|member| seen.insert(member.name.clone())).collect()
@@ -73,10 +73,10 @@ prop_compose! {
     }
 }
 
-/// What it is, held; then the older member.
+/// Strength of a claim: the tier, whether the device has it, and the older member.
 type Strength = (u8, bool, std::cmp::Reverse<(bool, Option<Since>, String)>);
 
-/// The first of a [`Strength`], of blocks and networks of pods.
+/// Tiers of blocks and of networks of pods: the first field of a [`Strength`].
 const BLOCK: u8 = 10;
 const PODS: u8 = 8;
 
@@ -88,7 +88,7 @@ struct Named<'a> {
     strength: Strength,
 }
 
-/// Everything that counts, as slowly as it reads.
+/// Prefixes of all members that count, as slowly as it reads.
 fn named<'a>(members: &'a [Member], policy: &Policy) -> Vec<Named<'a>> {
     let mut all = Vec::new();
     for member in members {
@@ -152,7 +152,7 @@ fn named<'a>(members: &'a [Member], policy: &Policy) -> Vec<Named<'a>> {
     all
 }
 
-/// Who may get a packet to this address, by the rules read one by one.
+/// Member that may get a packet to this address, by the rules read one by one.
 fn owner<'a>(named: &[Named<'a>], address: &IpNet) -> Option<&'a Member> {
     let others = |of: &Named<'_>| {
         let name = of.member.name.clone();
@@ -280,7 +280,7 @@ proptest! {
         }
     }
 
-    /// What belongs to others enters the mesh, or is dropped there; it never takes another way.
+    /// Packets to what belongs to others enter the mesh, or are dropped there; they never take another way.
     #[test]
     fn targets_are_exactly_what_other_members_have(
         members in any_members(8),
@@ -311,7 +311,7 @@ proptest! {
         }
     }
 
-    /// Whatever a node that joined later publishes, packets to the blocks of all others go to the same keys.
+    /// Packets to the blocks of all others go to the same keys, whatever a node that joined later publishes.
     #[test]
     fn a_thief_takes_no_block_from_another(
         members in any_members(8),
