@@ -67,7 +67,7 @@ fn endpoint(
     }
 }
 
-/// What the annotation of WireKube names beside the first endpoint, each once: addresses where peers reach the node as well, as KubeSpan's
+/// Endpoints that the annotation of WireKube names beside the first, each once: addresses where peers reach the node as well, as KubeSpan's
 /// `extraAnnouncedEndpoints`. Names are resolved by peers, which learn only one. What is left out is added to `problems`.
 pub fn extra_endpoints(
     node: &Node,
@@ -130,7 +130,7 @@ pub fn keepalive(node: &Node, problems: &mut Vec<SourceProblem>) -> Option<u16> 
     text.parse().map_err(|_| problems.push(problem())).ok()
 }
 
-/// What this Node says instead of the mesh. What cannot be read is added to `problems`.
+/// Filters in the annotations of this Node. What cannot be read is added to `problems`.
 pub fn filters(node: &Node, problems: &mut Vec<SourceProblem>) -> NodeFilters {
     let (filters, invalid) = NodeFilters::of(node);
     let invalid = invalid.into_iter().map(|InvalidAnnotation { annotation, value, expected }| {
@@ -233,7 +233,7 @@ mod tests {
         for endpoint in ["home.example:51821", "192.0.2.1:51821", "[2001:db8::1]:51821"] {
             assert_eq!(port(&[kilo(endpoint)]), Some(51821), "{endpoint}");
         }
-        // Where the port of the router is another one.
+        // The port of the router may be another one.
         let both = [kilo("home.example:51821"), (ANNOTATION_ENDPOINT, "home.example:40000")];
         assert_eq!((port(&both), endpoint(&both).0.as_deref()), (Some(51821), Some("home.example:40000")));
         assert_eq!(port(&[(ANNOTATION_ENDPOINT, "home.example:40000")]), None);

@@ -16,7 +16,7 @@ pub struct CachedBlock {
 }
 
 impl CachedBlock {
-    /// Of the blocks of other nodes, the request they answered is not read either.
+    /// Parses a block. That of another node is kept without the request that it answered, which is not read either.
     pub fn new(mut block: AddressBlock, own_node: &str) -> Self {
         let existing = ExistingBlock::from(&block);
         if block.node() != Some(own_node) {

@@ -20,7 +20,7 @@ pub struct CachedPeer {
 }
 
 impl CachedPeer {
-    /// A node whose key cannot be read is a member all the same: its blocks and networks of pods count.
+    /// Parses a peer. A node whose key cannot be read is a member all the same: its blocks and networks of pods count.
     pub fn new(mut peer: WireKubePeer, own_node: &str) -> Self {
         let (member, problems) = read_peer(&peer);
         let pod_networks = if member.is_none() { pod_networks(&peer) } else { Vec::new() };
@@ -33,12 +33,12 @@ impl CachedPeer {
         Self { member, problems, own }
     }
 
-    /// What the peer publishes.
+    /// Member as the peer publishes it.
     pub fn member(&self) -> &Member {
         &self.member
     }
 
-    /// What could not be read of it, and was left out.
+    /// Problems of parts that could not be read, and were left out.
     pub fn problems(&self) -> &[SourceProblem] {
         &self.problems
     }

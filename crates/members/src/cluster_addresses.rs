@@ -10,7 +10,7 @@ use fairlead_topology::Member;
 use ipnet::IpNet;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 
-/// Why no peer can reach a node at an address.
+/// Reason why no peer can reach a node at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnusableAddress {
     /// Loopback, link-local, multicast, unspecified or reserved.
@@ -24,7 +24,7 @@ pub enum UnusableAddress {
 }
 
 impl UnusableAddress {
-    /// `None` if a node may be there.
+    /// Reason why no peer can reach a node there; `None` if a node may be there.
     pub fn of<M: Borrow<Member>>(address: IpAddr, members: &[M], services: &[IpNet]) -> Option<Self> {
         let address = address.to_canonical();
         let members = || members.iter().map(|member| -> &Member { member.borrow() });

@@ -19,9 +19,9 @@ use crate::cached_block::CachedBlock;
 /// Objects of the cluster.
 #[derive(Debug, Clone, Default)]
 pub struct Objects {
-    /// Nodes.
+    /// Nodes, each as the WireKubePeer of its name.
     pub peers: Vec<WireKubePeer>,
-    /// Their blocks.
+    /// Blocks of the nodes.
     pub blocks: Vec<AddressBlock>,
     /// Peers of Kilo.
     pub external: Vec<DynamicObject>,
@@ -30,7 +30,7 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// How `own` sees the members. What is wrong with the mesh itself is for the nodes to report.
+    /// Policy by which `own` sees the members. What is wrong with the mesh itself is for the nodes to report.
     fn policy(&self, own: &str) -> Policy {
         let grants = self.mesh.as_ref().map(|mesh| grants::parse(mesh, &mut Vec::new()));
         let includes_pod_networks = self.mesh.as_ref().is_some_and(WireKubeMesh::includes_pod_networks);
@@ -38,21 +38,21 @@ impl Objects {
     }
 }
 
-/// Whose peers.
+/// Member whose peers are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject<'a> {
-    /// Those of the node of this name: other nodes and Peers.
+    /// Node of this name, whose peers are other nodes and Peers.
     Node(&'a str),
-    /// Those of the Peer of this name: nodes.
+    /// Peer of this name, whose peers are nodes.
     Peer(&'a str),
 }
 
-/// What the subject configures.
+/// WireGuard peers that the subject configures.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Configuration {
-    /// Its peers, by name.
+    /// Peers of the subject, sorted by name.
     pub peers: Vec<ConfiguredPeer>,
-    /// What of the subject is left out, and why, one sentence each.
+    /// Parts of the subject that are left out, and why, one sentence each.
     pub problems: Vec<String>,
 }
 
@@ -61,13 +61,13 @@ pub struct Configuration {
 pub struct ConfiguredPeer {
     /// Name of the node or Peer.
     pub name: String,
-    /// Its identity.
+    /// WireGuard public key of the peer.
     pub public_key: PublicKey,
     /// Extra symmetric key of the two.
     pub preshared_key: Option<PresharedKey>,
-    /// What it may send from and is sent for.
+    /// Prefixes that it may send from and is sent for.
     pub allowed_ips: Vec<IpNet>,
-    /// Where it listens; `None` if it has to initiate.
+    /// Endpoint at which it listens; `None` if it has to initiate.
     pub endpoint: Option<String>,
     /// Seconds between keepalives; zero sends none.
     pub persistent_keepalive: u16,
@@ -136,7 +136,7 @@ pub fn through_entry(objects: &Objects, peer: &str, entry: &str, more: &[IpNet])
     Some(Configuration { peers: vec![configured], problems })
 }
 
-/// What all nodes have, without Peers.
+/// Prefixes of all nodes, without those of Peers.
 fn prefixes_of_nodes(members: &[Member], policy: &Policy) -> impl Iterator<Item = IpNet> + use<> {
     plan(&of_nodes(members), policy).peers.into_values().flat_map(|peer| peer.allowed_ips.clone())
 }
@@ -145,8 +145,8 @@ fn of_nodes(members: &[Member]) -> Vec<Member> {
     members.iter().filter(|member| member.external.is_none()).cloned().collect()
 }
 
-/// What others configure for the subject itself; `None` if there is no such object, or it has no key. A node has its own prefixes, or, where
-/// it stands for the whole cluster, those of all nodes and `more`.
+/// Peer that others configure for the subject itself; `None` if there is no such object, or it has no key. A node has its own prefixes, or,
+/// where it stands for the whole cluster, those of all nodes and `more`.
 pub fn as_peer(
     objects: Objects,
     subject: Subject<'_>,
@@ -207,7 +207,7 @@ pub fn configuration(objects: Objects, subject: Subject<'_>) -> Option<Configura
         Subject::Node(name) => Member::named(name).name,
         Subject::Peer(name) => Member::of_peer(name).name,
     };
-    // Of a Peer, as its nodes see it: what others own goes before its claims.
+    // A Peer is planned as its nodes see it: what others own goes before its claims.
     let policy = objects.policy(if matches!(subject, Subject::Node(_)) { &own } else { "" });
     let members = members(objects.peers, objects.blocks, &external);
     let plan = plan(&members, &policy);

@@ -1,4 +1,4 @@
-//! Members that left, without I/O: who was removed on purpose, and who is only missing.
+//! Members that left, without I/O: those that were removed on purpose, and those that are only missing.
 //!
 //! A member that an administrator revoked, or whose WireKubePeer was deleted while this node watched, is gone at once: no weaker
 //! source brings it back. One that is missing for no known reason (a watch that was interrupted, a cluster restored from a backup,
@@ -15,17 +15,17 @@ use ipnet::IpNet;
 
 use super::SourceProblem;
 
-/// How long prefixes of a missing member are guarded.
+/// Time for which prefixes of a missing member are guarded: 24 hours.
 pub const GUARD: Duration = Duration::from_secs(24 * 3600);
-/// How long a deletion is remembered.
+/// Time for which a deletion is remembered: 7 days.
 pub const KEEP_DELETIONS: Duration = Duration::from_secs(7 * 24 * 3600);
-/// How many are: the newest.
+/// Most deletions that are remembered: the newest.
 pub const MAX_DELETIONS: usize = 4096;
 /// Most members that are guarded, and problems that are told of them.
 const MAX_MISSING: usize = 4096;
 const MAX_PROBLEMS: usize = 32;
 
-/// How the tunnel to a member does.
+/// State of the tunnel to a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Session {
     /// Packets arrive, or there was a handshake within the life of a session.
@@ -38,12 +38,12 @@ pub enum Session {
     Unknown,
 }
 
-/// That a source saw a member being removed on purpose.
+/// Removal of a member on purpose, as a source saw it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Deletion {
-    /// Who saw it.
+    /// Source that saw it.
     pub source: Source,
-    /// The member.
+    /// Name of the member.
     pub name: String,
     /// The key it had.
     pub public_key: PublicKey,
@@ -51,12 +51,12 @@ pub struct Deletion {
     pub next_key: Option<PublicKey>,
 }
 
-/// Whom administrators revoked (`spec.revokedPeers` of the WireKubeMesh).
+/// Members that administrators revoked (`spec.revokedPeers` of the WireKubeMesh).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Revoked {
-    /// By key.
+    /// Public keys that are revoked, whichever member has one.
     pub keys: BTreeSet<PublicKey>,
-    /// By name.
+    /// Names of members that are revoked, whatever their keys.
     pub names: BTreeSet<String>,
 }
 
@@ -66,7 +66,7 @@ impl Revoked {
     }
 }
 
-/// What is remembered of members that left.
+/// Memory of members that left: those that were deleted, and those that are missing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Departures {
     deleted: BTreeMap<String, Deleted>,
@@ -76,32 +76,32 @@ pub struct Departures {
 /// A WireKubePeer whose deletion was seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Deleted {
-    /// Its key.
+    /// Public key that it had.
     pub public_key: PublicKey,
     /// The key that it was about to use.
     pub next_key: Option<PublicKey>,
-    /// When this is forgotten.
+    /// Time at which this is forgotten.
     pub until: Instant,
 }
 
 /// A member that is missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Missing {
-    /// As it was known last.
+    /// Member as it was known last.
     pub member: Member,
-    /// How long its prefixes are guarded.
+    /// Time until which its prefixes are guarded.
     pub until: Instant,
-    /// Its tunnel works no more.
+    /// Whether its prefixes are guarded, because its tunnel works no more.
     pub is_guarded: bool,
 }
 
 impl Departures {
-    /// With what an earlier run of this program remembered.
+    /// Restores what an earlier run of this program remembered.
     pub fn restored(deleted: BTreeMap<String, Deleted>, missing: BTreeMap<String, Missing>) -> Self {
         Self { deleted, missing }
     }
 
-    /// What is remembered, to be saved.
+    /// Deleted and missing members, by name, to be saved.
     pub fn remembered(&self) -> (&BTreeMap<String, Deleted>, &BTreeMap<String, Missing>) {
         (&self.deleted, &self.missing)
     }
@@ -234,7 +234,7 @@ impl Departures {
         !self.missing.is_empty()
     }
 
-    /// Who is missing, for users.
+    /// Problems that name missing members, for users.
     pub fn problems(&self) -> impl Iterator<Item = SourceProblem> {
         self.missing.values().take(MAX_PROBLEMS).map(|missing| SourceProblem::MemberMissing {
             member: missing.member.name.clone(),
@@ -243,23 +243,23 @@ impl Departures {
     }
 }
 
-/// From what [`Departures::follow`] decides.
+/// Facts from which [`Departures::follow`] decides.
 pub struct Evidence<'a> {
-    /// This node.
+    /// Name of this node.
     pub own: &'a str,
-    /// The members as of the last time, and how long ago that was.
+    /// Members as of the last time.
     pub previous: &'a [Arc<Member>],
-    /// See `previous`; zero unless an earlier program saved them.
+    /// Age of `previous`; zero unless an earlier program saved them.
     pub age: Duration,
     /// Whether the mesh has discovery services.
     pub uses_discovery: bool,
-    /// What sources saw.
+    /// Deletions that sources saw.
     pub deletions: &'a [Deletion],
-    /// Whom administrators revoked.
+    /// Members that administrators revoked.
     pub revoked: &'a Revoked,
-    /// How the tunnel of a key does.
+    /// Function that reports the state of the tunnel with the peer of a key.
     pub session: &'a dyn Fn(&PublicKey) -> Session,
-    /// The time.
+    /// Present time.
     pub now: Instant,
 }
 

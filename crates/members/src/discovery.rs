@@ -30,20 +30,20 @@ const MAX_DELETED: usize = 1024;
 /// Longest name of a Node (RFC 1123).
 const MAX_NAME: usize = 253;
 
-/// What is known by discovery.
+/// Members that are known by discovery, and problems with it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Discovered {
     /// Members, each once.
     pub records: Vec<MemberRecord>,
-    /// What is left out, and what of discovery does not work.
+    /// Problems of parts that are left out, and of discovery itself.
     pub problems: Vec<SourceProblem>,
     /// Members that were deleted there.
     pub deleted: Vec<Deletion>,
-    /// Members of which no service tells now, and when one last did.
+    /// Members of which no service tells now, each with the time at which one last did.
     pub untold: BTreeMap<String, Instant>,
 }
 
-/// What is known by discovery, as a source.
+/// Source of the members that are known by discovery.
 pub struct Discovery(watch::Receiver<Arc<Discovered>>);
 
 impl Discovery {
@@ -83,20 +83,21 @@ impl MemberSource for Discovery {
 pub struct Reader<'a> {
     /// Name of this node.
     pub node: &'a str,
-    /// Its identifier in discovery.
+    /// Identifier of this node in discovery.
     pub node_id: &'a str,
-    /// Identifiers of those that another secret of the cluster can read, while it changes: that this one cannot is no problem.
+    /// Identifiers of affiliates that another secret of the cluster can read, while it changes: that this one cannot is no
+    /// problem.
     pub of_others: &'a BTreeSet<String>,
-    /// See `spec.discovery.allowedPrefixes`.
+    /// Prefixes of `spec.discovery.allowedPrefixes`.
     pub allowed: &'a [IpNet],
 }
 
-/// What services tell of other members now.
+/// Members of which services tell now, without this node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Told {
     /// Members by name.
     members: BTreeMap<String, Known>,
-    /// What of them is left out.
+    /// Problems of parts of them that are left out.
     pub problems: Vec<SourceProblem>,
 }
 
@@ -105,9 +106,9 @@ pub struct Told {
 struct Known {
     id: String,
     record: MemberRecord,
-    /// When a service last told of it; `None` while one does.
+    /// Time at which a service last told of it; `None` while one does.
     untold: Option<Instant>,
-    /// It was told of under the present secret of the cluster, not under the one before.
+    /// Whether it was told of under the present secret of the cluster, not under the one before.
     has_changed: bool,
 }
 
@@ -140,7 +141,7 @@ impl Reader<'_> {
         for rejection in &affiliate.rejections {
             told.reject(&name, "a part", rejection.to_string());
         }
-        // It takes no part in the mesh.
+        // A member without either takes no part in the mesh.
         let (Some(public_key), Some(kubespan)) = (affiliate.public_key, &affiliate.affiliate.kubespan) else {
             return;
         };
@@ -186,7 +187,7 @@ impl Reader<'_> {
         );
     }
 
-    /// Its own addresses, and what it routes of the allowed prefixes, without what it excludes.
+    /// Addresses of the member itself, and the allowed prefixes that it routes, without what it excludes.
     fn claims(&self, name: &str, affiliate: &Affiliate, told: &mut Told) -> Vec<IpNet> {
         let Some(kubespan) = &affiliate.affiliate.kubespan else { return Vec::new() };
         let is_allowed = |prefix: &IpNet| self.allowed.iter().any(|allowed| allowed.contains(prefix));
@@ -217,7 +218,7 @@ impl Told {
         self.members.iter().map(|(name, known)| (name.as_str(), known.id.as_str()))
     }
 
-    /// Adds those of which services tell only under the secret that the cluster had before.
+    /// Adds members of which services tell only under the secret that the cluster had before.
     pub fn add_previous(&mut self, previous: Self) {
         for (name, known) in previous.members {
             self.members.entry(name).or_insert(Known { has_changed: false, ..known });
@@ -236,7 +237,7 @@ impl Told {
     }
 }
 
-/// How a member is named that a service tells of: as its Node.
+/// Name of a member that a service tells of: that of its Node, if it has one.
 pub(crate) fn affiliate_name(id: &str, affiliate: &Affiliate) -> String {
     match affiliate.affiliate.nodename.as_str() {
         "" => external_name(id),
@@ -244,7 +245,7 @@ pub(crate) fn affiliate_name(id: &str, affiliate: &Affiliate) -> String {
     }
 }
 
-/// How a member is named that is no Node. Identifiers are anything that a service tells.
+/// Name of a member that is no Node. Identifiers are anything that a service tells.
 fn external_name(id: &str) -> String {
     let shown: String = id.chars().take(64).flat_map(char::escape_default).collect();
     MemberRecord::of_external(Source::Discovery, &shown).member.name
@@ -259,7 +260,7 @@ pub(crate) fn is_name(name: &str) -> bool {
     name.len() <= MAX_NAME && name.split('.').all(is_label)
 }
 
-/// What the services told, now and before.
+/// Members of which the services told, now and before.
 #[derive(Debug, Default)]
 pub struct Memory {
     known: BTreeMap<String, Known>,
@@ -268,7 +269,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// With what an earlier run of this program knew at a time that this clock may not reach back to.
+    /// Restores members that an earlier run of this program knew at a time that this clock may not reach back to.
     pub fn with_cached(members: Vec<Member>, at: Option<Instant>) -> Self {
         let known = members.into_iter().map(|member| {
             let discovery = ByDiscovery { is_only_source: true, ..member.discovery };
@@ -337,7 +338,7 @@ impl Memory {
         self.known.iter().filter_map(|(name, known)| Some((name.clone(), known.untold?))).collect()
     }
 
-    /// All members.
+    /// Records of all members.
     pub fn records(&self) -> Vec<MemberRecord> {
         self.known.values().map(|known| known.record.clone()).collect()
     }

@@ -44,7 +44,7 @@ const SECRET_RETRY: Duration = Duration::from_secs(5);
 const SECRET_TIMEOUT: Duration = Duration::from_secs(5);
 /// Least pause between two times that members are read: the changes in it are read together.
 const MIN_PAUSE: Duration = Duration::from_millis(500);
-/// How often they are read without a change: handshakes age, and the blocks of this node change.
+/// Interval at which members are read without a change: handshakes age, and the blocks of this node change.
 const INTERVAL: Duration = Duration::from_secs(10);
 /// Least pause between two writes of the file.
 const SAVE_INTERVAL: Duration = Duration::from_secs(30);
@@ -60,7 +60,7 @@ pub trait LocalNode: Send + Sync {
     /// State of the tunnel to a member.
     fn session(&self, key: &PublicKey) -> Session;
 
-    /// Takes note of how the discovery services do.
+    /// Takes note of the status of the discovery services.
     fn observe(&self, status: &DiscoveryStatus);
 }
 
@@ -68,11 +68,11 @@ pub trait LocalNode: Send + Sync {
 pub struct DiscoveryTask {
     /// Reads the Secret.
     pub client: kube::Client,
-    /// This node's name.
+    /// Name of this node.
     pub node: String,
     /// This node.
     pub local: Arc<dyn LocalNode>,
-    /// `None` while they are not known.
+    /// Settings of the mesh, `Some(None)` without discovery services; `None` while they are not known.
     pub settings: watch::Receiver<Option<Option<DiscoverySettings>>>,
     /// Keeps members and the secret, for starts without the API server.
     pub file: StateFile,
@@ -90,14 +90,14 @@ pub struct DiscoveryTask {
     pub mark: u32,
 }
 
-/// What is known over changes of the settings.
+/// State that lasts over changes of the settings.
 #[derive(Default)]
 struct Known {
     memory: Memory,
-    /// What the file has, and when it is written again at the earliest.
+    /// Members that the file has, and the time at which it is written again at the earliest.
     saved: Vec<Member>,
     save_at: Option<Instant>,
-    /// `None` until they are read.
+    /// Secrets in use; `None` until they are read.
     in_use: Option<InUse>,
     /// Identifiers of members under a secret that was left, which they leave, too.
     former: BTreeSet<String>,
@@ -119,7 +119,7 @@ impl DiscoveryTask {
             saved: self.cached.0.clone(),
             ..Known::default()
         };
-        // Those with the present secret first, then those with the one before.
+        // Clients with the present secret first, then those with the one before.
         let mut clients: Vec<Clients> = Vec::new();
         loop {
             // Until the settings are known, what was known before counts.
@@ -244,7 +244,7 @@ impl DiscoveryTask {
             told.add_previous(before);
         }
         let has_answered = clients.iter().all(Clients::has_answered);
-        // Who leaves the secret of before is told of under the present one, unless no service has told of that yet.
+        // A member that leaves the secret of before is told of under the present one, unless no service has told of that yet.
         let counts = current.has_answered();
         let is_deleted = |id: &str| {
             current.has_deleted(id) || (counts && previous.is_some_and(|previous| previous.has_deleted(id)))
@@ -287,7 +287,7 @@ impl DiscoveryTask {
         self.status.send_replace(status);
     }
 
-    /// Not too often: flash memory wears out.
+    /// Saves the members, not too often: flash memory wears out.
     async fn save(&self, known: &mut Known) {
         if known.save_at.is_some_and(|at| Instant::now() < at) {
             return;

@@ -26,13 +26,13 @@ pub struct CachedExternalPeer {
     /// Name of the object.
     name: String,
     member: Option<Member>,
-    /// Where the preshared key of the member is, without which it must not be connected to.
+    /// Key of the Secret under which the preshared key of the member is, without which it must not be connected to.
     reference: Option<String>,
     problems: Vec<SourceProblem>,
 }
 
 impl CachedExternalPeer {
-    /// Without a readable key there is no member.
+    /// Parses a Peer. Without a readable key there is no member.
     pub fn new(object: &DynamicObject) -> Self {
         let name = object.name_any();
         let (member, reference, problems) = read(&name, object.data.get("spec").unwrap_or(&Value::Null));
@@ -47,12 +47,13 @@ impl CachedExternalPeer {
         &self.name
     }
 
-    /// What it describes, but for a preshared key that is elsewhere.
+    /// Member that it describes, without a preshared key that is in a Secret.
     pub fn described(&self) -> Option<&Member> {
         self.member.as_ref()
     }
 
-    /// What it describes, with the preshared key that it names, and what was left out of it. Without that key there is no member.
+    /// Member that it describes, with the preshared key that it names, and problems of what was left out of it. Without that key there
+    /// is no member.
     pub fn resolved(&self, keys: Option<&PresharedKeys>) -> (Option<Member>, Vec<SourceProblem>) {
         let (mut problems, mut member) = (self.problems.clone(), self.member.clone());
         let (Some(of), Some(key)) = (&mut member, &self.reference) else { return (member, problems) };
@@ -221,7 +222,7 @@ mod tests {
         assert!(with("allowedIPs", json!(["10.9.0.1/32", "10.0.0.0/99"])).1.contains("10.0.0.0/99"));
         let both = json!({ "dnsOrIP": { "dns": "a b" }, "port": 7 });
         assert!(with("endpoint", both).0);
-        // What Kilo's definition of the resource lets pass.
+        // Values that Kilo's definition of the resource lets pass.
         let (member, _, problems) =
             read("laptop", &json!({ "publicKey": key(1), "allowedIPs": [], "persistentKeepalive": 70_000 }));
         assert_eq!((member.is_some(), problems.len()), (false, 1));

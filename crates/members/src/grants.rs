@@ -1,4 +1,4 @@
-//! What `spec.grants` of the mesh lets members have. Pure.
+//! Prefixes that `spec.grants` of the mesh lets members have. Pure.
 
 use std::collections::BTreeMap;
 

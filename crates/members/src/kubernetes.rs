@@ -94,7 +94,7 @@ impl Kubernetes {
     }
 
     fn read_blocks(&mut self) {
-        // What changes after this is read the next time.
+        // Changes after this are read the next time.
         let generation = self.blocks.generation();
         if self.read_blocks.0 == generation {
             return;
@@ -210,18 +210,18 @@ pub(crate) fn read_peer(peer: &WireKubePeer) -> ReadPeer {
     (Some(member), problems)
 }
 
-/// Those that the controller copied.
+/// Internal addresses of the Node, which the controller copied.
 fn node_addresses(node: &NodeFacts) -> Vec<IpAddr> {
     node.internal_ips.iter().filter_map(|address| address.parse().ok()).collect()
 }
 
-/// Those that the controller copied, also of a node whose key cannot be read: nothing is to leave to its pods in clear text.
+/// Networks of pods that the controller copied, also without a readable key: nothing is to leave to these pods in clear text.
 pub(crate) fn pod_networks(peer: &WireKubePeer) -> Vec<IpNet> {
     let node = peer.status.as_ref().and_then(|status| status.node.as_ref());
     node.map(NodeFacts::parse_pod_cidrs).unwrap_or_default()
 }
 
-/// Those that the controller gave it.
+/// Addresses on the mesh that the controller gave the node.
 fn mesh_addresses(node: &NodeFacts) -> Vec<IpAddr> {
     let given = node.mesh_ips.iter().filter_map(|address| address.parse().ok());
     given.filter(|address| is_reachable(*address)).collect()
@@ -273,7 +273,7 @@ fn endpoints(peer: &WireKubePeer, published: Option<Endpoint>) -> Endpoints {
             .filter_map(|candidate| candidate.address.parse().ok())
             .collect()
     };
-    // Of a symmetric NAT only the address of this endpoint is real: WireKube publishes it with the port WireGuard listens on.
+    // Behind a symmetric NAT only the address of this endpoint is real: WireKube publishes it with the port WireGuard listens on.
     let nat = status.and_then(|status| status.nat_type);
     let is_nat_symmetric = nat == Some(NatType::Symmetric);
     let is_placeholder = method == Some(EndpointDiscoveryMethod::Stun) && is_nat_symmetric;
@@ -482,7 +482,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Everything in it was written by another node or an administrator.
+        /// Peers are written by other nodes or administrators.
         #[test]
         fn hostile_peers_never_panic(
             texts in proptest::collection::vec("[0-9a-f.:/\\[\\]%+=A-Z-]{0,50}", 6), name: String, keepalive: u16,

@@ -52,7 +52,7 @@ pub use problem::SourceProblem;
 /// Most problems of members that only discovery services know: they can cause any number.
 const MAX_DISCOVERED_PROBLEMS: usize = 32;
 
-/// Where records come from: objects of the cluster, discovery services.
+/// Source of member records: objects of the cluster, a file, discovery services.
 pub trait MemberSource: Send + Sync {
     /// Resolves when the records may have changed.
     fn changed(&mut self) -> BoxFuture<'_, ()>;
@@ -65,17 +65,17 @@ pub trait MemberSource: Send + Sync {
         true
     }
 
-    /// Why it cannot answer, if that is known.
+    /// Reason why it cannot answer, if that is known.
     fn refusal(&self) -> Option<Refusal> {
         None
     }
 
-    /// Who was removed on purpose since the last time, or as far as it remembers. It is asked before [`Self::records`].
+    /// Members that were removed on purpose since the last time, or as far as it remembers. It is asked before [`Self::records`].
     fn deletions(&mut self) -> Vec<Deletion> {
         Vec::new()
     }
 
-    /// What it says now. Parts that cannot be read are left out and added to `problems`.
+    /// Records of the source now. Parts that cannot be read are left out and added to `problems`.
     fn records(&mut self, problems: &mut Vec<SourceProblem>) -> Vec<MemberRecord>;
 }
 
@@ -84,7 +84,7 @@ pub async fn changed(sources: &mut [Box<dyn MemberSource>]) {
     select_all(sources.iter_mut().map(|source| source.changed())).await;
 }
 
-/// What all sources say; `None` while a source has not answered.
+/// Members of which all sources tell; `None` while a source has not answered.
 pub fn merged(
     sources: &mut [Box<dyn MemberSource>],
     problems: &mut Vec<SourceProblem>,
@@ -95,7 +95,7 @@ pub fn merged(
     Some(united(Vec::new(), sources.iter_mut(), |_| {}, problems))
 }
 
-/// What the sources say beside `records`, as far as it is admitted.
+/// Members of these `records` and of those that the sources have beside them, as far as `admit` leaves them.
 fn united<'a>(
     mut records: Vec<MemberRecord>,
     sources: impl Iterator<Item = &'a mut Box<dyn MemberSource>>,
@@ -111,7 +111,8 @@ fn united<'a>(
     members
 }
 
-/// Those that are as `before` are the same allocations, so that what follows from them is not decided again. Both are sorted by name.
+/// Shares allocations with the members `before`: one that is the same keeps its own, so that what follows from it is not decided
+/// again. Both lists are sorted by name.
 pub fn shared(members: Vec<Member>, before: &[Arc<Member>]) -> Vec<Arc<Member>> {
     let mut before = before.iter().peekable();
     let share = |member: Member| {
@@ -124,7 +125,7 @@ pub fn shared(members: Vec<Member>, before: &[Arc<Member>]) -> Vec<Arc<Member>> 
     members.into_iter().map(share).collect()
 }
 
-/// What discovery services say of members that the cluster knows is no problem.
+/// Leaves out problems of discovery services with members that the cluster knows, and keeps `MAX_DISCOVERED_PROBLEMS` of the others.
 fn retain_of_discovered(problems: &mut Vec<SourceProblem>, members: &[Member]) {
     let is_about = |problem: &SourceProblem| matches!(problem, SourceProblem::DiscoveredPart { .. });
     if !problems.iter().any(is_about) {

@@ -12,7 +12,7 @@ use super::cached_peer::CachedPeer;
 pub struct Location {
     /// Names of its nodes.
     pub nodes: Vec<String>,
-    /// Those that are gateways, best first; none unless the granularity in use is `location`.
+    /// Names of its gateways, best first; none unless the granularity in use is `location`.
     pub gateways: Vec<String>,
 }
 

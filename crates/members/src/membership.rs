@@ -1,4 +1,4 @@
-//! All sources together, and what is remembered of members that left.
+//! All sources together, and the memory of members that left.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use fairlead_topology::{Member, MemberRecord, Source};
 use super::departures::{Deletion, Departures, Evidence, Revoked, Session};
 use super::{MemberSource, SourceProblem, united};
 
-/// How often missing members are looked at: their tunnels end without a change of any source.
+/// Interval at which missing members are looked at: their tunnels end without a change of any source.
 const CHECK: Duration = Duration::from_secs(5);
 
-/// How the tunnel of a key does.
+/// Function that reports the state of the tunnel with the peer of a key.
 pub type SessionOf = Box<dyn Fn(&PublicKey) -> Session + Send + Sync>;
 
 /// The members of the mesh.
@@ -21,30 +21,30 @@ pub struct Membership {
     node: String,
     sources: Vec<Box<dyn MemberSource>>,
     departures: Departures,
-    /// When missing members are looked at again; `None` while there are none.
+    /// Time at which missing members are looked at again; `None` while there are none.
     check_at: Option<Instant>,
     session: SessionOf,
 }
 
-/// What members are followed with.
+/// Facts with which members are followed.
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
     /// The members as of the last time.
     pub previous: &'a [Arc<Member>],
-    /// How long ago that was; zero unless an earlier program saved them.
+    /// Age of `previous`; zero unless an earlier program saved them.
     pub age: Duration,
-    /// Whom administrators revoked.
+    /// Members that administrators revoked.
     pub revoked: &'a Revoked,
-    /// Whose deletion the controller has seen.
+    /// Deletions that the controller has seen.
     pub deleted: &'a [Deletion],
     /// Whether the mesh has discovery services.
     pub uses_discovery: bool,
-    /// The time.
+    /// Present time.
     pub now: Instant,
 }
 
 impl Membership {
-    /// Of the mesh of this node.
+    /// Members of the mesh of this node, from these sources.
     pub fn new(node: String, sources: Vec<Box<dyn MemberSource>>, session: SessionOf) -> Self {
         Self { node, sources, departures: Departures::default(), check_at: None, session }
     }
@@ -74,12 +74,12 @@ impl Membership {
         self.sources.iter().all(|source| source.is_ready())
     }
 
-    /// Why sources cannot answer.
+    /// Reasons why sources cannot answer.
     pub fn refusals(&self) -> impl Iterator<Item = Refusal> {
         self.sources.iter().filter_map(|source| source.refusal())
     }
 
-    /// What all sources and the program itself say, and who is missing.
+    /// Members of which all sources and the program itself tell, and missing ones whose tunnels work.
     pub fn members(
         &mut self,
         own: MemberRecord,
@@ -111,7 +111,7 @@ impl Membership {
         members
     }
 
-    /// What was saved of the cluster, and what the other sources say.
+    /// Members that were saved of the cluster, and those of which the other sources tell.
     pub fn with_saved(
         &mut self,
         saved: Vec<Member>,
@@ -128,12 +128,12 @@ impl Membership {
         united(saved.into_iter().map(record).collect(), others, admit, problems)
     }
 
-    /// What is remembered of members that left.
+    /// Memory of members that left.
     pub fn departures(&self) -> &Departures {
         &self.departures
     }
 
-    /// Before the records: what is deleted and there again was made anew.
+    /// Deletions that these sources saw. Asked before the records: what is deleted and there again was made anew.
     fn deletions(&mut self, which: impl Fn(&dyn MemberSource) -> bool) -> Vec<Deletion> {
         let asked = self.sources.iter_mut().filter(|source| which(&***source));
         asked.flat_map(|source| source.deletions()).collect()

@@ -8,8 +8,8 @@ use fairlead_address::Endpoint;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// How long a resolved host name is used before it is looked up again, and how long one look-up may take.
-/// Another address is in use within 30 s of the change.
+/// Time for which a resolved host name is used before it is looked up again, and longest time of one look-up. Another address is
+/// in use within 30 s of the change.
 const TTL: Duration = Duration::from_secs(20);
 
 /// Names and their last known addresses.
@@ -21,9 +21,9 @@ pub struct Names {
 
 #[derive(Default)]
 struct Known {
-    /// In the resolver's order of preference (RFC 6724); empty before the first answer.
+    /// Addresses in the resolver's order of preference (RFC 6724); empty before the first answer.
     addresses: Vec<SocketAddr>,
-    /// The last look-up failed. Said once, not every time.
+    /// Whether the last look-up failed. Said once, not every time.
     is_failing: bool,
 }
 

@@ -1,13 +1,13 @@
-//! What is read of Node objects.
+//! Node objects: the parts of them that are read.
 
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Node, NodeStatus};
 use kube::api::ObjectMeta;
 
-/// Addresses inside the cluster.
+/// Types of addresses inside the cluster.
 pub const INTERNAL: &[&str] = &["InternalIP"];
-/// All addresses at which the node may be reached.
+/// Types of all addresses at which the node may be reached.
 pub const ANY: &[&str] = &["InternalIP", "ExternalIP"];
 
 /// Addresses of the Node object of these types, in the order of the types, each once.

@@ -16,12 +16,12 @@ use serde_json::{Value, json};
 pub struct PresharedKeys {
     /// Name of the Secret.
     name: String,
-    /// `None` for what is no WireGuard key.
+    /// Preshared keys by their keys in the Secret; `None` for what is no WireGuard key.
     keys: BTreeMap<String, Option<PresharedKey>>,
 }
 
 impl PresharedKeys {
-    /// What the Secret has.
+    /// Reads the preshared keys of the Secret.
     pub fn new(secret: &Secret) -> Self {
         let parse = |text: &[u8]| std::str::from_utf8(text).ok()?.trim().parse().ok();
         let data = secret.data.iter().flatten();
@@ -29,7 +29,7 @@ impl PresharedKeys {
         Self { name: secret.name_any(), keys }
     }
 
-    /// Why there is no preshared key where no Secret was read.
+    /// Reason why there is no preshared key where no Secret was read: a sentence for users.
     pub fn missing(key: &str) -> String {
         format!(
             "spec.presharedKeyRef: Secret {SYSTEM_NAMESPACE}/{PEER_PRESHARED_KEYS_SECRET} with key '{key}' is missing, or cannot be read"

@@ -1,4 +1,4 @@
-//! What could not be read in a source.
+//! Problems of sources: parts that could not be read.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ pub enum SourceProblem {
         "the API server has not answered since this program started: the mesh is as it was known at {saved}"
     )]
     ApiServerSilent {
-        /// When it was saved.
+        /// Time at which it was saved.
         saved: String,
     },
     /// An allowed prefix of a peer.
@@ -52,9 +52,9 @@ pub enum SourceProblem {
         node: String,
         /// Name of the annotation.
         annotation: &'static str,
-        /// Its value.
+        /// Value of the annotation.
         value: String,
-        /// What it should be.
+        /// Value that is expected, in words.
         expected: &'static str,
     },
     /// Annotations of this node about its location, in a mesh without locations.
@@ -66,9 +66,9 @@ pub enum SourceProblem {
         node: String,
         /// Names of the annotations.
         annotations: String,
-        /// What the mesh resource says.
+        /// Granularity that the mesh resource has.
         granularity: &'static str,
-        /// With what they have an effect.
+        /// Granularities with which they have an effect.
         wanted: &'static str,
     },
     /// A setting of locations, in a mesh without locations.
@@ -102,7 +102,7 @@ pub enum SourceProblem {
         peer: String,
         /// Name of the annotation.
         annotation: &'static str,
-        /// Its value.
+        /// Value of the annotation.
         value: String,
     },
     /// A discovery service tells of something that is left out.
@@ -112,7 +112,7 @@ pub enum SourceProblem {
         member: String,
         /// The part.
         what: String,
-        /// What is wrong with it.
+        /// Reason why it is left out.
         why: String,
     },
     /// The Secret that discovery needs.
@@ -123,7 +123,7 @@ pub enum SourceProblem {
         "discovery: the secret of the cluster has changed, but not on {members}; give them the new one within an hour of the change: then this node leaves the old one"
     )]
     ClusterSecretChanging {
-        /// Their names.
+        /// Names of the members.
         members: String,
     },
     /// A discovery service cannot be reached, or refuses this node.
@@ -131,7 +131,7 @@ pub enum SourceProblem {
     DiscoveryUnavailable {
         /// The service.
         server: String,
-        /// What it says.
+        /// Error of the connection or the publication.
         error: String,
     },
     /// A part of this node that does not fit in what discovery services take.
@@ -144,7 +144,7 @@ pub enum SourceProblem {
         mesh: String,
         /// The field.
         field: &'static str,
-        /// What is wrong with it.
+        /// Error, in words that follow the name of the field.
         error: String,
     },
     /// The endpoint annotation of this node.
@@ -156,7 +156,7 @@ pub enum SourceProblem {
         node: String,
         /// Name of the annotation.
         annotation: &'static str,
-        /// Its value.
+        /// Value of the annotation.
         value: String,
     },
     /// An endpoint beside the first in the annotation of this node.
@@ -168,7 +168,7 @@ pub enum SourceProblem {
         annotation: &'static str,
         /// The endpoint.
         value: String,
-        /// What is wrong with it, and what to do.
+        /// Reason why it is left out, and what to do.
         why: &'static str,
     },
     /// An excluded prefix of the mesh.
@@ -200,7 +200,7 @@ pub enum SourceProblem {
         annotation: &'static str,
         /// The entry.
         value: String,
-        /// What it should be.
+        /// Entry that is expected, in words.
         expected: &'static str,
     },
     /// A granted prefix of the mesh.
@@ -218,7 +218,7 @@ pub enum SourceProblem {
         peer: String,
         /// The field.
         field: &'static str,
-        /// What it contains.
+        /// Value of the field.
         value: String,
     },
     /// A Peer of Kilo, which is left out.
@@ -226,7 +226,7 @@ pub enum SourceProblem {
     InvalidExternalPeer {
         /// The Peer.
         peer: String,
-        /// What is wrong.
+        /// Reason why it is left out.
         error: String,
     },
     /// The keepalive annotation of this node.
@@ -236,7 +236,7 @@ pub enum SourceProblem {
         node: String,
         /// Name of the annotation.
         annotation: &'static str,
-        /// Its value.
+        /// Value of the annotation.
         value: String,
     },
     /// A member of which no source tells any more.
@@ -247,7 +247,7 @@ pub enum SourceProblem {
     MemberMissing {
         /// The member.
         member: String,
-        /// Its tunnel does not work.
+        /// Whether its tunnel does not work, and packets to its addresses are dropped.
         is_guarded: bool,
     },
     /// This node was revoked.
@@ -263,7 +263,7 @@ pub enum SourceProblem {
     InvalidRevokedKey {
         /// The WireKubeMesh.
         mesh: String,
-        /// What it contains.
+        /// Value of `publicKey`.
         value: String,
     },
     /// The endpoint a peer publishes.
@@ -271,7 +271,7 @@ pub enum SourceProblem {
     InvalidPeerEndpoint {
         /// The WireKubePeer.
         peer: String,
-        /// Its value.
+        /// Value of `spec.endpoint`.
         value: String,
     },
     /// The file of `--peers`; what was read of it before still counts.
@@ -279,7 +279,7 @@ pub enum SourceProblem {
     InvalidPeersFile {
         /// The file.
         path: String,
-        /// What is wrong.
+        /// Reason why the file cannot be used.
         error: String,
     },
     /// The key that a peer announces, which is ignored.
@@ -287,7 +287,7 @@ pub enum SourceProblem {
     InvalidNextPublicKey {
         /// The WireKubePeer.
         peer: String,
-        /// What is wrong.
+        /// Reason why it is no key.
         error: InvalidKey,
     },
     /// The key of a peer, which is left out for it.
@@ -295,7 +295,7 @@ pub enum SourceProblem {
     InvalidPublicKey {
         /// The WireKubePeer.
         peer: String,
-        /// What is wrong.
+        /// Reason why it is no key.
         error: InvalidKey,
     },
     /// The preshared key that a Peer names is not there.
@@ -303,7 +303,7 @@ pub enum SourceProblem {
     PresharedKeyMissing {
         /// The Peer.
         peer: String,
-        /// What is wrong.
+        /// Reason why the key is not there.
         error: String,
     },
     /// The relay of the mesh.
@@ -313,7 +313,7 @@ pub enum SourceProblem {
         mesh: String,
         /// The field.
         field: &'static str,
-        /// What is wrong with it.
+        /// Error, in words that follow the name of the field.
         error: String,
     },
     /// The endpoint annotation of this node names an address where no peer reaches it.
@@ -325,9 +325,9 @@ pub enum SourceProblem {
         node: String,
         /// Name of the annotation.
         annotation: &'static str,
-        /// Its value.
+        /// Endpoint in the annotation.
         value: String,
-        /// What is wrong.
+        /// Reason why no peer can reach a node there.
         why: UnusableAddress,
     },
     /// The endpoint that a peer publishes as chosen by an administrator names such an address.
@@ -335,9 +335,9 @@ pub enum SourceProblem {
     UnusablePeerEndpoint {
         /// The WireKubePeer.
         peer: String,
-        /// Its value.
+        /// Value of `spec.endpoint`.
         value: String,
-        /// What is wrong.
+        /// Reason why no peer can reach a node there.
         why: UnusableAddress,
     },
     /// An address of this Node is none where peers reach it.
@@ -349,7 +349,7 @@ pub enum SourceProblem {
         node: String,
         /// The address.
         address: IpAddr,
-        /// What is wrong.
+        /// Reason why no peer can reach a node there.
         why: UnusableAddress,
     },
     /// A STUN server of the mesh.

@@ -1,4 +1,5 @@
-//! From whom each member is known, and how long ago each source last told of it: what users see, and nothing is decided from.
+//! Provenance of members: the sources that know each one, and how long ago each source last told of it. Users see it, and nothing is
+//! decided from it.
 //!
 //! [`fairlead_topology::merge`] says which kinds of sources know a member. When they last told of it is asked only when a user wants to
 //! know, and measured by the monotonic clock of this host. A source that is watched tells of all its members as long as the watch
@@ -17,71 +18,71 @@ use super::cached_peer::CachedPeer;
 use super::discovery::{Discovered, affiliate_name};
 use super::static_peers::StaticPeers;
 
-/// What sources are asked for users.
+/// Sources that are asked when a user wants to know of them.
 #[derive(Clone)]
 pub struct Provenance {
     /// The WireKubePeers.
     pub peers: Arc<Cache<CachedPeer>>,
     /// The file of this node's administrator; `None` without one.
     pub file: Option<watch::Receiver<Arc<StaticPeers>>>,
-    /// What is known by discovery.
+    /// Members that are known by discovery.
     pub discovered: watch::Receiver<Arc<Discovered>>,
-    /// The discovery services.
+    /// Status of the discovery services.
     pub discovery: watch::Receiver<DiscoveryStatus>,
 }
 
-/// How the discovery services of the mesh do; empty where there are none.
+/// Status of the discovery services of the mesh; empty where there are none.
 #[derive(Debug, Clone, Default)]
 pub struct DiscoveryStatus {
     /// Affiliate ID of this node at the services; empty while the secret of the cluster is not known.
     pub affiliate_id: String,
-    /// In the order of the resource.
+    /// Status of each service, in the order of the resource.
     pub services: Vec<ServiceStatus>,
-    /// Their URLs, and what they tell.
+    /// URL of each service, and what it tells.
     pub views: Vec<(String, watch::Receiver<View>)>,
 }
 
-/// How one does.
+/// Status of one discovery service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceStatus {
-    /// Its URL.
+    /// URL of the service.
     pub server: String,
-    /// There is a connection, and it has told all members.
+    /// Whether there is a connection, and it has told all members.
     pub is_connected: bool,
-    /// It has this node.
+    /// Whether the service has this node.
     pub is_published: bool,
-    /// How many other members it tells of.
+    /// Number of other members that it tells of.
     pub members: usize,
-    /// What does not work; empty if everything does.
+    /// Error of the connection or the publication; empty if everything works.
     pub error: String,
 }
 
-/// When sources last told of members.
+/// Times at which sources last told of members.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Heard {
-    /// When what is known of the cluster was saved; `None` once the API server has shown it.
+    /// Time at which the facts of the cluster in use were saved; `None` once the API server has shown them.
     pub saved: Option<Instant>,
-    /// Since when the watch of the cluster is interrupted; `None` while it lasts.
+    /// Time since which the watch of the cluster is interrupted; `None` while the watch lasts.
     pub cluster: Option<Instant>,
-    /// Since when the file cannot be used; `None` while it can.
+    /// Time since which the file cannot be used; `None` while it can.
     pub file: Option<Instant>,
-    /// Each discovery service, and when it last told of which member.
+    /// URL of each discovery service, and the time at which it last told of each member.
     pub services: Vec<(String, BTreeMap<String, Instant>)>,
-    /// When services last told of members of which none tells now.
+    /// Times at which services last told of members of which none tells now.
     pub untold: BTreeMap<String, Instant>,
 }
 
 /// A source of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceAge {
-    /// Its name, for users.
+    /// Name of the source, for users.
     pub source: String,
-    /// How long ago it last told of the member; `None` where that is not known.
+    /// Time since it last told of the member; `None` where that is not known.
     pub age: Option<Duration>,
 }
 
 impl Provenance {
-    /// What the sources say of themselves now. `saved` is when what is in use of the cluster was saved.
+    /// Times at which the sources last told of members, as of now. `saved` is when the facts of the cluster in use were saved.
     pub fn heard(&self, saved: Option<Instant>) -> Heard {
         let discovery = self.discovery.borrow();
         // While the secret of the cluster changes, a service has two views.
@@ -107,7 +108,7 @@ impl Provenance {
 }
 
 impl Heard {
-    /// From whom this member is known, the strongest first.
+    /// Sources from which this member is known, the strongest first.
     pub fn sources(&self, member: &str, sources: Sources, now: Instant) -> Vec<SourceAge> {
         let age = |since: Option<Instant>| {
             Some(since.map_or(Duration::ZERO, |at| now.saturating_duration_since(at)))

@@ -42,7 +42,7 @@ pub struct SavedMember {
     since: Option<(i64, String)>,
     #[serde(default)]
     entry_terms: BTreeMap<String, (String, u64)>,
-    /// Of a member that is no node.
+    /// Facts of a member that is no node; `None` for nodes.
     #[serde(default)]
     external: Option<SavedExternal>,
     #[serde(default)]
@@ -90,7 +90,8 @@ struct SavedSite {
     networks: Vec<IpNet>,
 }
 
-/// The preshared key is here as the private key is beside it: only the owner may read either file.
+/// Facts of a member that is no node. The preshared key is here as the private key is beside it: only the owner may
+/// read either file.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct SavedExternal {
@@ -115,7 +116,7 @@ impl From<&Member> for SavedMember {
             since,
             entry_terms,
             external,
-            // They have to tell of it again.
+            // Sources have to tell of it again.
             sources: _,
             discovery: ByDiscovery { is_only_source: _, needs_preshared_key },
         } = member.clone();
@@ -189,7 +190,7 @@ impl From<Endpoints> for SavedEndpoints {
             is_nat_symmetric,
             is_nat_port_restricted,
             birthday_attack,
-            // What others may publish, and nothing is published until the API server is back.
+            // A filter of what others may publish, and nothing is published until the API server is back.
             filter: _,
         } = endpoints;
         let text = |(key, endpoint): (PublicKey, SocketAddr)| (key.to_string(), endpoint);

@@ -71,13 +71,13 @@ pub struct TraversalSettings {
 /// Locations of nodes, and what goes between nodes of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocationSettings {
-    /// Between which nodes packets go without a tunnel.
+    /// Granularity in use: between which nodes packets go without a tunnel.
     pub granularity: Granularity,
-    /// Why `topology` says another granularity and it is not in use, as the controller says it.
+    /// Message of the controller about the granularity of `topology`, if that is not in use yet.
     pub waits: Option<String>,
-    /// Which of these take IP tunnels.
+    /// Encapsulation: which of these packets take IP tunnels.
     pub encapsulation: Encapsulation,
-    /// Where nodes are, and all of the two.
+    /// Settings of `spec.topology`, which also say where nodes are.
     pub topology: Topology,
 }
 
@@ -88,25 +88,25 @@ pub struct MeshSettings {
     pub device: DeviceSettings,
     /// Destinations.
     pub routing: RoutingSettings,
-    /// Which endpoints are published, and which are tried.
+    /// Filters of the endpoints that are published, and of those that are tried.
     pub filters: EndpointFilters,
-    /// Whether nodes publish where they see others.
+    /// Whether nodes publish the endpoints at which they see others.
     pub harvests_endpoints: bool,
     /// Ways through NATs.
     pub traversal: TraversalSettings,
     /// The relay, unless there is none or it is not to be used.
     pub relay: Option<RelaySettings>,
-    /// Where the pods of the managed relay listen.
+    /// Addresses and port at which the pods of the managed relay listen.
     pub relay_pods: Vec<SocketAddr>,
     /// The discovery services, if there are any.
     pub discovery: Option<DiscoverySettings>,
-    /// Who is in the mesh no more.
+    /// Members that administrators revoked.
     pub revoked: Revoked,
-    /// Whose deletion the controller has seen.
+    /// Deletions that the controller has seen.
     pub deleted: Vec<Deletion>,
     /// Locations.
     pub locations: LocationSettings,
-    /// Where the IPv4 addresses of nodes on the mesh are from.
+    /// Network from which nodes have IPv4 addresses on the mesh.
     pub mesh_ipv4: Option<Ipv4Net>,
 }
 
@@ -126,7 +126,7 @@ pub struct RelaySettings {
 /// A relay, and what this node needs to connect to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelayServer {
-    /// Where it is.
+    /// Endpoint of the relay, with its transport.
     pub endpoint: client::Endpoint,
     /// PEM certificates of the authorities that certify it; those of this host when `None`.
     pub ca_bundle: Option<Vec<u8>>,

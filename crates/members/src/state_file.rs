@@ -23,7 +23,7 @@ pub struct StateFile {
     pub node: String,
 }
 
-/// How old a file is. One from the future is new: a host without a clock that runs while it is off starts with a time of the past.
+/// Age of a file. One from the future is new: a host without a clock that runs while it is off starts with a time of the past.
 pub(crate) fn age(saved: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(saved)).unwrap_or_default()
 }

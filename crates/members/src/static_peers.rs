@@ -25,14 +25,14 @@ use super::departures::Deletion;
 use super::discovery::is_name;
 use super::{MemberSource, SourceProblem};
 
-/// How often the file is read.
+/// Interval at which the file is read.
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Longer files are refused: several times what 5,000 peers take.
 const MAX_LENGTH: u64 = 4 << 20;
 /// Most peers of a file.
 const MAX_PEERS: usize = 10_000;
 
-/// What the file says.
+/// Peers of the file, or the problem with it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StaticPeers {
     members: Vec<Member>,
@@ -43,7 +43,7 @@ pub struct StaticPeers {
 }
 
 impl StaticPeers {
-    /// Since when the file cannot be used; `None` while it can.
+    /// Time since which the file cannot be used; `None` while it can.
     pub fn unusable_since(&self) -> Option<Instant> {
         self.unusable_since
     }
@@ -99,7 +99,7 @@ struct Entry {
     persistent_keepalive: Option<u16>,
 }
 
-/// All or nothing: half of a file is not what its author wants.
+/// Parses a file, all or nothing: half of a file is not what its author wants.
 fn parse(content: &[u8]) -> Result<Vec<Member>, String> {
     let text = std::str::from_utf8(content).map_err(|error| error.to_string())?;
     let content: Content = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
@@ -194,7 +194,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 pub struct StaticSource(watch::Receiver<Arc<StaticPeers>>);
 
 impl StaticSource {
-    /// What the file says, for users.
+    /// Peers of the file and the problem with it, for users.
     pub fn subscribe(&self) -> watch::Receiver<Arc<StaticPeers>> {
         self.0.clone()
     }
@@ -205,7 +205,7 @@ impl MemberSource for StaticSource {
         super::sent(&mut self.0).boxed()
     }
 
-    /// What is in the file is known from the start.
+    /// The content of the file is known from the start.
     fn is_ready(&self) -> bool {
         true
     }

@@ -44,7 +44,7 @@ impl Bed {
         }
     }
 
-    /// What the sources say now; the names of the members that follow, with a key.
+    /// Takes what the sources say now. Returns the names of the members that follow, with a key.
     fn step(&mut self, mut records: Vec<MemberRecord>, deletions: &[Deletion]) -> Vec<String> {
         self.departures.admit(&mut records, deletions, &self.revoked, self.now);
         let mut members = fairlead_topology::merge(records);
@@ -214,7 +214,8 @@ fn a_deletion_is_forgotten_after_a_week_and_only_the_newest_are_kept() {
 }
 
 proptest::proptest! {
-    /// Whatever sources withhold, no member that the cluster told of loses its prefixes to clear text without a deletion or a revocation.
+    /// Prefixes of a member that the cluster told of are not lost to clear text without a deletion or a revocation, whatever sources
+    /// withhold.
     #[test]
     fn no_prefix_is_lost_without_a_reason(
         told in proptest::collection::vec(proptest::collection::vec(proptest::bool::ANY, 4), 1..8),

@@ -30,7 +30,7 @@ fn node(id: &str, name: &str, number: u8) -> Affiliate {
     }
 }
 
-/// What a service tells that has these affiliates, each with one endpoint.
+/// Members of a service that has these affiliates, each with one endpoint.
 fn service(affiliates: &[Affiliate], port: u16) -> Members {
     let mut members = Members::default();
     members.begin();

@@ -1,4 +1,4 @@
-//! What the operator of a discovery server lists so that it accepts nodes of Fairlead, also before they run.
+//! Lines with which the operator of a discovery server admits nodes of Fairlead, also before they run.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,7 @@ use crate::saved::discovery::Credentials;
 /// are as the Secret has them.
 ///
 /// # Errors
-/// They are not, or a server could not read the lines.
+/// The identifier or the secret cannot be used, or a server could not read the lines.
 pub fn lines(cluster_id: Vec<u8>, cluster_secret: Vec<u8>, nodes: &[String]) -> Result<String> {
     let data = [(DISCOVERY_CLUSTER_ID, cluster_id), (DISCOVERY_CLUSTER_SECRET, cluster_secret)];
     let data = data.map(|(key, value)| (key.to_owned(), ByteString(value))).into();

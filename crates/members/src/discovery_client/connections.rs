@@ -16,7 +16,7 @@ use super::leaving::LEAVE;
 use crate::saved::discovery::Credentials;
 use crate::settings::DiscoverySettings;
 
-/// How long all services may take to answer after the start before the silence of some counts for nothing.
+/// Longest wait after the start for the answers of all services. After it, the silence of some counts for nothing.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A service, and the client for it.
@@ -24,7 +24,7 @@ pub(super) struct Service {
     pub(super) server: ServerEndpoint,
     pub(super) client: Client,
     pub(super) view: watch::Receiver<View>,
-    /// Since when there is no connection; `None` while there is one.
+    /// Time since which there is no connection; `None` while there is one.
     pub(super) down_since: Option<Instant>,
 }
 
@@ -76,13 +76,13 @@ impl Clients {
         drop(select_all(views).await);
     }
 
-    /// All services have told what they know, or some have and the others had their time.
+    /// Whether all services have told what they know, or some have and the others had their time.
     pub(super) fn has_answered(&self) -> bool {
         let answered = self.services.iter().filter(|service| service.down_since.is_none()).count();
         answered == self.services.len() || (answered > 0 && self.started.elapsed() >= PATIENCE)
     }
 
-    /// Each connected service has this node.
+    /// Whether each connected service has this node.
     pub(super) fn is_published(&self) -> bool {
         let mut connected = self.services.iter().filter(|service| service.down_since.is_none());
         connected.all(|service| {

@@ -14,14 +14,14 @@ use tokio::time::timeout;
 use crate::saved::discovery::{Credentials, SavedServices, Secrets};
 use crate::state_file::StateFile;
 
-/// How long a service may take that is told that this node leaves.
+/// Longest wait for a service that is told that this node leaves.
 pub(super) const LEAVE: Duration = Duration::from_secs(5);
 
 /// Deletes the node of this state directory at the services that it used last, and logs which of them cannot be told. Nothing is
 /// done without such services.
 ///
 /// # Errors
-/// What the node program saved cannot be used.
+/// The files that the node program saved cannot be used.
 pub async fn leave(state_directory: &Path) -> Result<()> {
     let file = StateFile { directory: state_directory.to_owned(), node: String::new() };
     let Some(services) = file.read_services()? else { return Ok(()) };
@@ -44,7 +44,7 @@ pub async fn leave(state_directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// For each service and each secret under which this node is there.
+/// Settings of a client for each service and each secret under which this node is there.
 fn settings(services: &SavedServices, secrets: &Secrets) -> Result<Vec<client::Settings>> {
     let roots = Arc::new(authorities(services.ca_bundle.as_deref().map(str::as_bytes))?);
     let previous = secrets.previous.as_ref().map(|previous| &previous.credentials);

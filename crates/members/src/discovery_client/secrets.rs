@@ -16,9 +16,9 @@ use crate::SourceProblem;
 use crate::saved::discovery::{Credentials, Previous, Secrets};
 use crate::state_file::{StateFile, age};
 
-/// How long the old secret is used at most.
+/// Longest time for which the old secret is used: an hour after the change.
 const LONGEST: Duration = Duration::from_secs(3600);
-/// How long members may take before they are named: each reads its Secret once a minute.
+/// Time after which members that have not changed are named: each reads its Secret once a minute.
 const PATIENCE: Duration = Duration::from_secs(150);
 /// Most members that are named.
 pub(super) const MAX_NAMED: usize = 5;
@@ -26,7 +26,7 @@ pub(super) const MAX_NAMED: usize = 5;
 /// Secrets that nodes share, as tunnels need them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Shared {
-    /// The present ones.
+    /// The present identifier and secret.
     pub current: Credentials,
     /// The secret of before, while not all have changed, and the nodes of KubeSpan that have.
     pub previous: Option<([u8; 32], BTreeSet<String>)>,
@@ -65,18 +65,18 @@ impl Shared {
 #[derive(Debug, Clone)]
 pub(super) struct InUse {
     pub(super) secrets: Secrets,
-    /// Until when that of before is used.
+    /// Time until which the secret of before is used; `None` while there is none.
     until: Option<Instant>,
 }
 
 impl InUse {
-    /// What an earlier run used, or what was read first. By a clock that was set back the old one counts as just changed.
+    /// Secrets that an earlier run used, or that were read first. By a clock that was set back the old one counts as just changed.
     pub(super) fn resumed(secrets: Secrets, now: Timestamp, at: Instant) -> Self {
         let left = secrets.previous.as_ref().map(|it| LONGEST.saturating_sub(age(it.changed, now)));
         Self { until: left.and_then(|left| at.checked_add(left)), secrets }
     }
 
-    /// After the Secret was read. Returns also what is to be left at once: that of before the one before.
+    /// Secrets in use after the Secret was read, and the credentials that are to be left at once: those of before the ones before.
     pub(super) fn changed(
         self,
         read: Credentials,
@@ -97,34 +97,34 @@ impl InUse {
         self.until.is_some_and(|until| now >= until)
     }
 
-    /// Members that have not changed are named, if it takes long.
+    /// Problem that names members that have not changed; `None` unless it takes long.
     pub(super) fn problem(&self, unchanged: &[&str], now: Instant) -> Option<SourceProblem> {
         let left = self.until?.saturating_duration_since(now);
         let is_late = LONGEST.saturating_sub(left) >= PATIENCE && !unchanged.is_empty();
         is_late.then(|| SourceProblem::ClusterSecretChanging { members: some_of(unchanged, MAX_NAMED) })
     }
 
-    /// The secret of before is left.
+    /// Ends the use of the secret of before, and returns it.
     pub(super) fn leave_previous(&mut self) -> Option<Credentials> {
         self.until = None;
         self.secrets.previous.take().map(|previous| previous.credentials)
     }
 }
 
-/// What is known of a change.
+/// Members of which services tell during a change of the secret.
 pub(super) struct Change<'a> {
     /// The members that services tell of under the old secret.
     pub(super) previous: BTreeSet<&'a str>,
-    /// And under the new one.
+    /// The members that they tell of under the new one.
     pub(super) current: BTreeSet<&'a str>,
-    /// The services have told what they know under either, and have this node under the new one.
+    /// Whether the services have told what they know under either, and have this node under the new one.
     pub(super) has_answered: bool,
-    /// The old one has been used as long as it may be.
+    /// Whether the old one has been used as long as it may be.
     pub(super) is_over: bool,
 }
 
 impl<'a> Change<'a> {
-    /// Those that have only the old secret.
+    /// Members that have only the old secret.
     pub(super) fn unchanged(&self) -> Vec<&'a str> {
         self.previous.difference(&self.current).copied().collect()
     }

@@ -1,4 +1,4 @@
-//! Has clients for each secret in use: see [`super::secrets`].
+//! Clients for each secret in use: see [`super::secrets`].
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,20 +16,20 @@ use crate::discovery::Told;
 use crate::saved::discovery::{Credentials, Secrets};
 use crate::settings::DiscoverySettings;
 
-/// How far a change of the secret is.
+/// Progress of a change of the secret.
 #[derive(Default)]
 pub(super) struct Progress {
-    /// That of before is to be left.
+    /// Whether the secret of before is to be left.
     pub(super) is_done: bool,
     pub(super) problem: Option<SourceProblem>,
     /// Members that have not changed.
     pub(super) unchanged: Vec<String>,
-    /// Identifiers that those that have changed had before.
+    /// Identifiers under the secret of before, of this node and of members that have changed.
     pub(super) former: BTreeSet<String>,
 }
 
 impl DiscoveryTask {
-    /// Takes what the Secret has. Returns what is to be left at once.
+    /// Takes the credentials that the Secret has. Returns those that are to be left at once.
     pub(super) fn change(
         &self,
         settings: &DiscoverySettings,
@@ -58,7 +58,7 @@ impl DiscoveryTask {
         left
     }
 
-    /// For starts without the API server.
+    /// Saves the secrets in use, for starts without the API server.
     fn keep(&self, settings: &DiscoverySettings, in_use: &InUse) {
         let (namespace, name) = &settings.secret;
         if let Err(error) = self.file.write_secrets(&format!("{namespace}/{name}"), &in_use.secrets) {
@@ -79,7 +79,7 @@ impl DiscoveryTask {
         });
     }
 
-    /// Has clients for the secrets in use, beginning with the present one, and for no others.
+    /// Keeps clients for the secrets in use, beginning with the present one, and for no others.
     pub(super) async fn connect(
         &self,
         settings: &DiscoverySettings,

@@ -1,4 +1,4 @@
-//! What users may know of discovery services.
+//! Status of discovery services, for users.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::SourceProblem;
 use crate::provenance::{DiscoveryStatus, ServiceStatus};
 use crate::settings::DiscoverySettings;
 
-/// How long a service may be away before that is a problem: each is written to the API server by every node.
+/// Longest outage of a service that is no problem yet: each problem is written to the API server by every node.
 const OUTAGE: Duration = Duration::from_secs(30);
 
 /// The status when no service can be used.
@@ -37,7 +37,7 @@ pub(super) fn of_clients(all: &[Clients]) -> DiscoveryStatus {
 }
 
 impl Clients {
-    /// What is a problem of its services.
+    /// Problems of its services.
     pub(super) fn problems(&self) -> Vec<SourceProblem> {
         self.services.iter().flat_map(|service| service.problems(&service.view.borrow())).collect()
     }
@@ -63,7 +63,7 @@ impl Service {
         }
     }
 
-    /// What is a problem of it; one that is restarted is none.
+    /// Problems of the service; that it is away for a moment, as when it is restarted, is none.
     fn problems(&self, view: &View) -> Vec<SourceProblem> {
         let is_long = self.down_since.is_none_or(|at| at.elapsed() >= OUTAGE);
         let unavailable = error(view).filter(|_| is_long).map(|error| SourceProblem::DiscoveryUnavailable {

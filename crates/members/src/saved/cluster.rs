@@ -1,5 +1,5 @@
-//! What the cluster said last, in a file: with it the mesh comes up again while the API server does not answer, after a reboot or
-//! a crash of this program.
+//! Facts that the cluster said last, in a file: with it the mesh comes up again while the API server does not answer, after a
+//! reboot or a crash of this program.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -44,9 +44,9 @@ pub struct Facts {
     pub members: Vec<Member>,
     /// TCP endpoints of the API server.
     pub api_server: Vec<SocketAddr>,
-    /// Where Services have their addresses.
+    /// Prefixes from which Services have their addresses.
     pub services: Vec<IpNet>,
-    /// Which nodes may have source addresses of egress gateways.
+    /// Nodes that may have source addresses of egress gateways, by address.
     pub sources: Arc<BTreeMap<IpAddr, SourceNodes>>,
     /// Parts that could not be read.
     pub problems: Vec<SourceProblem>,
@@ -65,9 +65,9 @@ pub struct Unsaved {
     pub members: Vec<Arc<Member>>,
     /// TCP endpoints of the API server.
     pub api_server: Vec<SocketAddr>,
-    /// Where Services have their addresses.
+    /// Prefixes from which Services have their addresses.
     pub services: Vec<IpNet>,
-    /// Which nodes may have source addresses of egress gateways.
+    /// Nodes that may have source addresses of egress gateways, by address.
     pub sources: Arc<BTreeMap<IpAddr, SourceNodes>>,
     /// Members that left.
     pub departures: Departures,
@@ -79,11 +79,12 @@ struct Content {
     version: u32,
     saved: Timestamp,
     node: String,
-    /// For programs of version 0.1, which read no file of another key. A node that replaces its key stays the same node.
+    /// Public key of this node, for programs of version 0.1, which read no file of another key. A node that replaces its key
+    /// stays the same node.
     public_key: String,
     mesh: WireKubeMesh,
     node_object: Node,
-    /// Those of the cluster.
+    /// Members that the cluster knows.
     members: Vec<SavedMember>,
     api_server: Vec<SocketAddr>,
     #[serde(default)]
@@ -135,12 +136,12 @@ impl From<SavedSource> for SourceNodes {
     }
 }
 
-/// Members that only discovery services know are in another file.
+/// Members without those that only discovery services know, which are in another file.
 fn of_cluster(members: &[Arc<Member>]) -> impl Iterator<Item = &Member> {
     members.iter().map(|member| &**member).filter(|member| !member.discovery.is_only_source)
 }
 
-/// What the mesh reads of this node's object.
+/// Parts of this node's object that the mesh reads: name, annotations and addresses.
 fn needed(node: &Node) -> Node {
     let metadata = ObjectMeta {
         name: node.metadata.name.clone(),

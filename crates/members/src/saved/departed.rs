@@ -40,7 +40,7 @@ struct SavedMissing {
 }
 
 impl SavedDepartures {
-    /// As of now by both clocks.
+    /// Departures with times of day in place of instants; `now` is the present time by both clocks.
     pub fn of(departures: &Departures, now: (Instant, Timestamp)) -> Self {
         let until = |at: Instant| {
             let left = SignedDuration::try_from(at.saturating_duration_since(now.0)).unwrap_or_default();

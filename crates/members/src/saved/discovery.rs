@@ -1,5 +1,5 @@
-//! What discovery services told last, and the secret for them: a node that is rebooted while neither these nor the API server
-//! answer comes back with what it knew.
+//! Members of which discovery services told last, and the secret for these: a node that is rebooted while neither they nor
+//! the API server answer comes back with what it knew.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -25,7 +25,7 @@ use crate::state_file::{self, MAX_LENGTH, StateFile, VERSION, age};
 const MEMBERS_FILE: &str = "discovery.json";
 const SECRET_FILE: &str = "discovery-secret.json";
 const SERVICES_FILE: &str = "discovery-services.json";
-/// What is older is not used.
+/// Longest age of saved members that are still used: 7 days.
 const MAX_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Identifier and secret that the nodes of a cluster share for discovery.
@@ -43,18 +43,18 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
-/// What the nodes of a cluster share, and what they shared before while not all of them have changed.
+/// Credentials that the nodes of a cluster share, and those of before while not all nodes have changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Secrets {
     pub(crate) current: Credentials,
     pub(crate) previous: Option<Previous>,
 }
 
-/// What they shared before.
+/// Credentials that they shared before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Previous {
     pub(crate) credentials: Credentials,
-    /// When this node saw the change.
+    /// Time at which this node saw the change.
     pub(crate) changed: Timestamp,
 }
 
@@ -85,20 +85,20 @@ struct SavedPrevious {
     changed: Timestamp,
 }
 
-/// Where a node publishes itself.
+/// Discovery services at which a node publishes itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SavedServices {
-    /// Its name, of which its identifier there is made.
+    /// Name of the node, of which its identifier there is made.
     pub(crate) node: String,
-    /// URLs.
+    /// URLs of the services.
     pub(crate) servers: Vec<String>,
     /// PEM certificates of the authorities that certify them.
     pub(crate) ca_bundle: Option<String>,
 }
 
 impl Credentials {
-    /// As the Secret has them: the identifier as text; the secret as 32 bytes in base64, or as these bytes.
+    /// Credentials as the Secret has them: the identifier as text; the secret as 32 bytes in base64, or as these bytes.
     ///
     /// # Errors
     /// A key is missing or has another length.
@@ -119,7 +119,7 @@ impl Credentials {
     }
 }
 
-/// The text is not repeated in the error.
+/// Decodes the secret. The text is not repeated in the error.
 fn decode(text: &[u8]) -> Result<[u8; 32]> {
     let bytes = STANDARD.decode(text).ok();
     let secret = bytes.and_then(|bytes| <[u8; 32]>::try_from(bytes.as_slice()).ok());
@@ -127,7 +127,7 @@ fn decode(text: &[u8]) -> Result<[u8; 32]> {
 }
 
 impl StateFile {
-    /// What [`Self::write_discovered`] wrote, and how long ago; empty if there is no file or it is too old.
+    /// Members that [`Self::write_discovered`] wrote, and how long ago; empty if there is no file or it is too old.
     ///
     /// # Errors
     /// The file cannot be read, or is not of this node.
@@ -154,12 +154,12 @@ impl StateFile {
         Ok(state_file::replace(&self.directory.join(MEMBERS_FILE), &serde_json::to_vec(&content)?)?)
     }
 
-    /// What this Secret had last, if it was kept.
+    /// Credentials that this Secret had last, if they were kept.
     pub(crate) fn read_credentials(&self, from: &str) -> Option<Credentials> {
         self.secrets().filter(|(saved, _)| saved == from).map(|(_, secrets)| secrets.current)
     }
 
-    /// What was used last, whichever Secret had it: until the Secret is read, tunnels keep their preshared key.
+    /// Secrets that were used last, whichever Secret had them: until the Secret is read, tunnels keep their preshared key.
     pub(crate) fn saved_secrets(&self) -> Option<Secrets> {
         self.secrets().map(|(_, secrets)| secrets)
     }
@@ -200,7 +200,7 @@ impl StateFile {
         Ok(state_file::replace(&self.directory.join(SECRET_FILE), &serde_json::to_vec(&content)?)?)
     }
 
-    /// Where the node of this state directory publishes itself, whatever its name.
+    /// Services at which the node of this state directory publishes itself, whatever its name.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -208,7 +208,7 @@ impl StateFile {
         self.read_json(SERVICES_FILE)
     }
 
-    /// Keeps where this node publishes itself, from before it does.
+    /// Keeps the services at which this node publishes itself, from before it does.
     ///
     /// # Errors
     /// The file system refuses.
@@ -237,7 +237,7 @@ impl StateFile {
         }
     }
 
-    /// `None` if there is no such file.
+    /// Reads a file; `None` if there is no such file.
     fn read_json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
         let path = self.directory.join(name);
         let what = || format!("cannot use {}", path.display());

@@ -1,4 +1,4 @@
-//! What the mesh resource says of discovery services.
+//! Settings of discovery services, as the mesh resource has them.
 
 use fairlead_api::resources::{Discovery, WireKubeMesh};
 use fairlead_discovery::client::{ServerEndpoint, authorities};
@@ -10,17 +10,17 @@ use crate::SourceProblem;
 /// The discovery services of the mesh, and what is believed of what they say.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiscoverySettings {
-    /// Where they are, each once.
+    /// Endpoints of the services, each once.
     pub servers: Vec<ServerEndpoint>,
     /// PEM certificates of the authorities that certify them, beside those of this host.
     pub ca_bundle: Option<Vec<u8>>,
-    /// Of these prefixes members may have parts that only discovery services know.
+    /// Prefixes of which a member that only discovery services know may have parts.
     pub allowed: Vec<IpNet>,
     /// Namespace and name of the Secret with the identifier and the secret of the cluster.
     pub secret: (String, String),
 }
 
-/// `None` without discovery services. What does not parse is left out and added to `problems`.
+/// Settings; `None` without discovery services. What does not parse is left out and added to `problems`.
 pub(super) fn parse(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> Option<DiscoverySettings> {
     let discovery = mesh.spec.discovery.as_ref()?;
     let mut report = |field, error| {

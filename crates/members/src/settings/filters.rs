@@ -1,4 +1,4 @@
-//! Which endpoints nodes publish and try.
+//! Filters of the endpoints that nodes publish and try.
 
 use fairlead_address::{AddressFilter, EndpointFilters};
 use fairlead_api::resources::WireKubeMesh;

@@ -23,7 +23,7 @@ pub(super) fn parse(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> O
     })
 }
 
-/// `None` where there is no relay to use; the field and what is wrong with it.
+/// Settings of the relay, `None` where there is none to use; or the field and what is wrong with it.
 fn settings(
     relay: &Relay,
     status: Option<&WireKubeMeshStatus>,
@@ -88,7 +88,7 @@ fn certificates(bundle: &str) -> Result<Vec<u8>, String> {
     client::trust(&pem).map(|_| pem).map_err(|error| format!("is unusable: {error}"))
 }
 
-/// Where the pods of a managed relay listen.
+/// Addresses and port at which the pods of a managed relay listen.
 pub(super) fn pods(mesh: &WireKubeMesh) -> Vec<SocketAddr> {
     let is_managed = mesh.spec.relay.as_ref().is_some_and(|relay| relay.provider == RelayProvider::Managed);
     let published = mesh.status.iter().filter(|_| is_managed).flat_map(|status| &status.relay_pod_ips);

@@ -1,4 +1,4 @@
-//! Which packets take tunnels.
+//! Topology of the mesh: which packets take tunnels.
 
 use fairlead_api::resources::{Encapsulation, GRANULARITY_IN_USE, Granularity, Topology, WireKubeMesh};
 
@@ -34,7 +34,8 @@ pub(super) fn parse(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> T
     topology
 }
 
-/// What the controller says of nodes that have not prepared for the granularity of the spec.
+/// Message of the controller about nodes that have not prepared for the granularity of the spec; `None` if that is in
+/// use.
 pub(super) fn waits(mesh: &WireKubeMesh) -> Option<String> {
     let mut conditions = mesh.status.iter().flat_map(|status| &status.conditions);
     let waits = conditions.find(|it| it.type_ == GRANULARITY_IN_USE && it.status == "False")?;
