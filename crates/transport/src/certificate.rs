@@ -12,16 +12,16 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{ServerConfig, SignatureScheme, SupportedProtocolVersion};
 
-/// Where certificate and key are, in PEM.
+/// Paths of a certificate and its private key, both in PEM.
 #[derive(Debug, Clone)]
 pub struct CertificateFiles {
     /// The certificate, then those of intermediate authorities.
     pub chain: PathBuf,
-    /// Its private key.
+    /// The private key of the certificate.
     pub key: PathBuf,
 }
 
-/// Why there is no certificate.
+/// Reason why a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
     /// A file cannot be read.
@@ -29,7 +29,7 @@ pub enum CertificateError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         error: io::Error,
     },
     /// The contents are not those of a certificate and its key.
@@ -37,12 +37,12 @@ pub enum CertificateError {
     Invalid {
         /// The files.
         files: CertificateFiles,
-        /// Why.
+        /// Reason, in words.
         reason: String,
     },
 }
 
-/// What TLS presents to clients.
+/// Certificate and key that a TLS server presents; replicas of a server present them to each other as clients, too.
 #[derive(Debug)]
 pub struct Certificate {
     files: CertificateFiles,

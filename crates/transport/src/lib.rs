@@ -1,4 +1,4 @@
-//! What Fairlead's servers (relay, discovery, egress gateways, metrics) and their clients share about connections over TCP and TLS.
+//! Connections over TCP and TLS, for Fairlead's servers (relay, discovery, egress gateways, metrics) and their clients.
 //!
 //! * [`Certificate`] is what a server presents, read again when its files change.
 //! * [`system_roots`] and [`trust`] are the authorities that a client trusts.

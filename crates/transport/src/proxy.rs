@@ -20,7 +20,7 @@ const MAX_HEAD: usize = 8 << 10;
 pub struct Proxy {
     /// A DNS name, or an address without brackets.
     pub host: String,
-    /// Its port.
+    /// TCP port of the proxy; 80 where none is given.
     pub port: u16,
     /// User and password.
     pub credentials: Option<(String, String)>,
@@ -49,16 +49,16 @@ const NO_PROXY_VARIABLES: [&str; 2] = ["NO_PROXY", "no_proxy"];
 /// The port of a proxy that names none.
 const DEFAULT_PORT: u16 = 80;
 
-/// Why a proxy does not let a connection through.
+/// Reason why a proxy does not let a connection through.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
     /// The connection to the proxy failed.
     #[error("the connection to the HTTP proxy failed: {0}")]
     Io(#[from] io::Error),
-    /// Its answer is not HTTP.
+    /// The answer of the proxy is not HTTP.
     #[error("the answer of the HTTP proxy is not HTTP")]
     NotHttp,
-    /// It refuses.
+    /// The proxy refuses the tunnel, with this HTTP status.
     #[error("the HTTP proxy refuses the tunnel with status {0}")]
     Status(u16),
 }

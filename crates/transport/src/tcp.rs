@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 const BACKLOG: i32 = 1024;
 /// Pause after the process had no descriptor left for a new connection.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// How long one address may take, when a name has several.
+/// Longest attempt to connect to one of the addresses of a name.
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Listens on an address. `[::]` is every address of the host, IPv4 included, also on a kernel without IPv6 (`ipv6.disable=1`).
@@ -69,7 +69,7 @@ pub async fn accept_all<T: Future<Output = ()> + Send + 'static>(
 /// The result of a TLS handshake that takes no longer than `limit`.
 ///
 /// # Errors
-/// Those of the handshake; `TimedOut` after the limit.
+/// Errors of the handshake; `TimedOut` after the limit.
 pub async fn handshake<T>(limit: Duration, handshake: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     let timed_out = |_| io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake timed out");
     timeout(limit, handshake).await.map_err(timed_out)?
