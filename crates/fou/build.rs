@@ -5,7 +5,7 @@ use std::process::Command;
 use std::{env, fs};
 
 const SOURCE: &str = "bpf/fou.bpf.c";
-/// What `linux/types.h` includes is in a directory of the machine's architecture, which clang does not search for BPF.
+/// Directories of headers of the machine's architecture, which `linux/types.h` includes and clang does not search for BPF.
 const HEADERS: [&str; 2] = ["/usr/include/x86_64-linux-gnu", "/usr/include/aarch64-linux-gnu"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

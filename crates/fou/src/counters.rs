@@ -1,8 +1,8 @@
-//! What the programs count.
+//! Counters of the programs.
 
 use crate::layout::TrafficNumbers;
 
-/// What is counted: `enum counter` of `bpf/fou.bpf.c`, in its order.
+/// Counter of the programs: `enum counter` of `bpf/fou.bpf.c`, in its order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Counter {
     /// Packets encapsulated and sent.
@@ -55,7 +55,7 @@ impl Counter {
         Self::ReceivedBytes,
     ];
 
-    /// Its name, in words joined by underscores as metrics have them.
+    /// Name of the counter, in words joined by underscores as metrics have them.
     pub fn name(self) -> &'static str {
         match self {
             Self::Chosen => "chosen",
@@ -91,7 +91,7 @@ impl Counters {
     }
 }
 
-/// What was exchanged with a client since it was one of these programs. Packets are those on the wire; bytes count from the inner IP
+/// Traffic exchanged with a client since it was one of these programs. Packets are those on the wire; bytes count from the inner IP
 /// header on, for segments that the network card makes their headers once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ClientTraffic {

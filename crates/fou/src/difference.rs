@@ -1,4 +1,4 @@
-//! What distinguishes the desired entries of a map from those the kernel has.
+//! Differences between the desired entries of a map and those the kernel has.
 
 use std::collections::BTreeMap;
 

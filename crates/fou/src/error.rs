@@ -5,7 +5,7 @@ use std::io;
 
 use nix::libc;
 
-/// What went wrong between us and the kernel.
+/// Failure of an operation on the data path in the kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kernel refused an operation on BPF programs or maps.
@@ -15,7 +15,7 @@ pub enum Error {
         what: String,
         /// The kernel's words, and those of its verifier.
         reason: String,
-        /// What to do about it; may be empty.
+        /// Advice for the operator; may be empty.
         advice: &'static str,
         /// Positive errno, if the kernel answered with one.
         errno: Option<i32>,
@@ -25,15 +25,15 @@ pub enum Error {
     Invalid {
         /// The operation and its object.
         what: String,
-        /// Why not.
+        /// Reason why it cannot be expressed.
         reason: String,
     },
     /// The kernel refused a link or a filter.
     #[error("{source}{}", behind(.advice))]
     Netlink {
-        /// What failed and on what.
+        /// The operation that failed, its object, and the kernel's answer.
         source: fairlead_netlink::Error,
-        /// What to do about it; may be empty.
+        /// Advice for the operator; may be empty.
         advice: &'static str,
     },
 }

@@ -20,7 +20,7 @@ pub struct Flow {
     pub destination_port: u16,
     /// Inner protocol number.
     pub protocol: u8,
-    /// Where its packets go.
+    /// Address of the gateway that packets of the flow go to.
     pub gateway: IpAddr,
 }
 

@@ -44,7 +44,7 @@ pub(crate) fn map_failed(what: &str, error: &MapError) -> Error {
 pub(crate) struct Program {
     /// The kernel's ID.
     pub(crate) id: u32,
-    /// Its descriptor.
+    /// Descriptor that keeps the program open.
     pub(crate) fd: ProgramFd,
 }
 
@@ -106,7 +106,7 @@ fn load_program(bpf: &mut Ebpf, name: &str) -> Result<Program> {
 /// Maps by name.
 pub(crate) type NamedMaps = BTreeMap<String, Map>;
 
-/// What an earlier process attached.
+/// Programs that an earlier process attached, and the maps that they use.
 #[derive(Debug)]
 pub(crate) struct Found {
     egress: Option<Program>,

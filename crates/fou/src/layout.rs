@@ -1,4 +1,4 @@
-//! What the maps hold, and its bytes: the structures of `bpf/fou.bpf.c`, which have no padding. Addresses and ports are in
+//! Contents of the maps as bytes: the structures of `bpf/fou.bpf.c`, which have no padding. Addresses and ports are in
 //! network order, numbers in the host's.
 
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ pub(crate) type ChoiceBytes = [u8; 24];
 /// `struct traffic`.
 pub(crate) type TrafficNumbers = [u64; 4];
 
-/// What holds for all tunnels of a network namespace.
+/// Settings of all tunnels of a network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
     /// UDP port of FoU, of both ends.
@@ -38,7 +38,7 @@ pub struct Settings {
     pub own: Option<DualStackAddrs>,
 }
 
-/// How packets of a tunnel link are encapsulated.
+/// Encapsulation of the packets of a tunnel link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TunnelLink {
     /// Outer source; its family is that of the tunnel.

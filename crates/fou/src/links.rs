@@ -68,7 +68,7 @@ fn create(socket: &mut RouteSocket, uplink: &Link, name: &str, mtu: u32) -> Resu
     }
 }
 
-/// What a link lacks.
+/// Messages that correct the MTU of a link and set it up, where needed.
 fn corrections(link: &Link, mtu: u32) -> Vec<Message> {
     let mut messages = Vec::new();
     if link.mtu != mtu {

@@ -24,7 +24,7 @@ fn programs(namespace: &Namespace, link: u32) -> Vec<u32> {
     hooks.iter().flat_map(|hook| socket.bpf_filters(link, *hook).unwrap()).map(|it| it.program).collect()
 }
 
-/// What a process wants.
+/// Desired contents of the links and maps.
 struct Wanted {
     links: BTreeMap<u32, TunnelLink>,
     peers: BTreeMap<IpAddr, Peer>,

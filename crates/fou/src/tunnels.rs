@@ -228,7 +228,7 @@ impl Tunnels {
         Ok(())
     }
 
-    /// What was exchanged with each client since it became one: a system call for each.
+    /// Packets and bytes exchanged with each client since it became one: a system call for each client.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -292,7 +292,7 @@ impl Tunnels {
         Ok(steps.len())
     }
 
-    /// What the programs have counted.
+    /// Counters of the programs, summed over all processors.
     ///
     /// # Errors
     /// The kernel refuses.

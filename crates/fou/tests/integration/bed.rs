@@ -178,7 +178,7 @@ impl Bed {
         child
     }
 
-    /// What a TCP connection of two seconds carries; `-R` is from the server to the client.
+    /// Rate of a TCP connection of two seconds; `-R` is from the server to the client.
     pub(crate) fn mbit_per_second(&self, server: IpAddr, direction: &str) -> u64 {
         let receiver = "awk '/receiver/ { print int($(NF-2)) }'";
         let rate = self.client.sh(&format!("iperf3 -c {server} -p 5201 -t 2 -f m {direction} | {receiver}"));

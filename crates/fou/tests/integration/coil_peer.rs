@@ -23,7 +23,7 @@ const OUTER_HEADERS: &str = "
         }
     }";
 
-/// Whose end of the tunnels is ours.
+/// Ends of the tunnels that are Fairlead's; any other is Coil's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ours {
     Client,
