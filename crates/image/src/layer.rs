@@ -12,7 +12,7 @@ use tar::{Builder, EntryType, Header};
 use crate::Tree;
 use crate::tree::{Content, Entry};
 
-/// How a layer is stored.
+/// Compression of a stored layer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Compression {
     /// Small, for registries.
@@ -24,7 +24,7 @@ pub enum Compression {
 
 /// A layer that has been written.
 pub(crate) struct Layer {
-    /// Of the stored bytes.
+    /// Digest of the stored bytes, `sha256:…`.
     pub(crate) digest: String,
     pub(crate) size: u64,
     /// Digest of the uncompressed tar, `diff_id` in the configuration.

@@ -21,7 +21,7 @@ const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 /// The metadata of an image.
 #[derive(Debug, Default)]
 pub struct Image {
-    /// Its names; at least one.
+    /// Names of the image; at least one.
     pub references: Vec<Reference>,
     /// The entry point.
     pub entrypoint: Vec<String>,

@@ -42,7 +42,7 @@ impl Default for Tree {
 }
 
 impl Tree {
-    /// What every program expects: the links into `/usr`, `/tmp`, `/run`, `/root`, and the user `root`.
+    /// A tree with what every program expects: the links into `/usr`, `/tmp`, `/run`, `/root`, and the user `root`.
     pub fn new() -> Self {
         let mut tree = Self { entries: BTreeMap::new() };
         for directory in ["bin", "sbin", "lib", "lib64"] {
