@@ -52,7 +52,7 @@ pub struct Inventory {
     pub pods: Arc<Cache<SlimPod>>,
 }
 
-/// What the kernel shows.
+/// State of the pods' network that was read from the kernel.
 struct Kernel {
     pods: Vec<PodOnNode>,
     /// Single addresses of the pods' table that lead to no pod's link.
@@ -186,7 +186,7 @@ impl Inventory {
     }
 }
 
-/// Why the attachment must not be freed.
+/// Fails with the reason why the attachment must not be freed: its link is there, or its pod exists or may exist.
 fn still_used(
     explained: &HeldAddresses,
     attached: &Attachment,

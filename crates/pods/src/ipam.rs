@@ -45,7 +45,7 @@ pub struct Deps {
     pub locks: Arc<ContainerLocks>,
     /// Counters.
     pub metrics: IpamMetrics,
-    /// How long a block must have been empty before it is released.
+    /// Time that a block must have been empty before it is released.
     pub block_grace: Duration,
     /// File that keeps where the search for free addresses goes on.
     pub positions: PathBuf,

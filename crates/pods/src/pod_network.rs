@@ -34,7 +34,7 @@ use crate::ipam::Ipam;
 pub mod desired;
 pub mod metrics;
 
-/// How often the kernel is compared without a change.
+/// Interval at which the kernel is compared when nothing changes.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 /// Least pause between two comparisons: every ADD and DEL changes links, and needs none.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
@@ -57,7 +57,7 @@ pub struct PodNetwork {
     pub problems: PodNetworkProblems,
 }
 
-/// What cannot be reconciled, as of the last comparison.
+/// Objects that cannot be reconciled, as of the last comparison.
 #[derive(Clone, Default)]
 pub struct PodNetworkProblems(Arc<Mutex<Vec<String>>>);
 

@@ -82,9 +82,9 @@ pub trait SetUpEgress: Stage {
 pub struct EgressRequest {
     /// The pod's UID, if the runtime passes it.
     pub uid: Option<String>,
-    /// Its egress annotations.
+    /// Egress annotations of the pod.
     pub annotations: BTreeMap<String, String>,
-    /// Its labels.
+    /// Labels of the pod.
     pub labels: BTreeMap<String, String>,
     /// The Egresses that select it by its labels.
     pub selected: BTreeSet<EgressName>,

@@ -17,7 +17,7 @@ pub struct Attachment {
     pub key: Key,
     /// File of its network namespace.
     pub netns: PathBuf,
-    /// Its pod, as the runtime names it.
+    /// The pod, as the runtime names it.
     pub pod: Owner,
 }
 

@@ -3,9 +3,9 @@
 
 use sha1::{Digest as _, Sha1};
 
-/// What comes before the digest.
+/// Prefix of the names, before the digest.
 const PREFIX: &str = "veth";
-/// Hexadecimal digits of it; a link's name has room for 15 bytes (`IFNAMSIZ`, `linux/if.h`).
+/// Hexadecimal digits of the digest; a link's name has room for 15 bytes (`IFNAMSIZ`, `linux/if.h`).
 const DIGITS: usize = 11;
 
 /// Name of a pod's link on the host, as `VethNameForWorkload` of Calico's libcalico-go makes it.

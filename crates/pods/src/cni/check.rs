@@ -95,7 +95,7 @@ impl Route {
     }
 }
 
-/// What is wrong with our own link, one sentence each.
+/// Adds the differences of this program's own link to `found`, one sentence each.
 pub(super) fn link(ifname: &str, allocated: &[IpAddr], seen: &Inspection, found: &mut Vec<String>) {
     match &seen.pod {
         None => found.push(format!("the pod has no interface {ifname}")),
@@ -110,7 +110,7 @@ pub(super) fn link(ifname: &str, allocated: &[IpAddr], seen: &Inspection, found:
     }
 }
 
-/// What is wrong with an interface that another plugin made.
+/// Adds the differences of an interface that another plugin made to `found`, one sentence each.
 pub(super) fn chained(
     (ifname, netns): (&str, &Path),
     previous: &Previous,
@@ -152,7 +152,7 @@ fn on_host(end: &End, allocated: &[IpAddr], seen: &Inspection, found: &mut Vec<S
     }
 }
 
-/// What is not as the plugins before reported it.
+/// Adds the differences from the result that the plugins before reported to `found`, one sentence each.
 pub(super) fn as_reported(
     (ifname, netns): (&str, &Path),
     previous: &Previous,

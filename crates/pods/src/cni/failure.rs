@@ -1,4 +1,4 @@
-//! Why a CNI operation failed: a reason for programs, a message and a hint for people.
+//! Failures of CNI operations: a reason for programs, a message and a hint for people.
 
 use std::fmt;
 
@@ -91,13 +91,13 @@ impl fmt::Display for Reason {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {
-    /// Why.
+    /// Reason of the failure, for programs.
     pub reason: Reason,
     /// The code of the CNI specification, usually the reason's.
     pub code: ErrorCode,
-    /// What failed, on what.
+    /// Operation that failed, and its object.
     pub message: String,
-    /// What to do about it, or the cause; may be empty.
+    /// Advice for the operator, or the cause; may be empty.
     pub details: String,
 }
 

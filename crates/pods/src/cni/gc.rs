@@ -13,7 +13,7 @@ use super::failure::{Failure, Reason};
 use super::records::Records;
 use super::service::Service;
 
-/// How often to look for pending DELs: a plugin may have written one just before this program served.
+/// Interval at which pending DELs are looked for: a plugin may have written one just before this program served.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Finishes the DELs that are pending at the start, before pods are adopted and operations served.

@@ -17,9 +17,9 @@ use crate::ipam::metrics::LATENCY_BUCKETS;
 pub(super) struct GrpcMethod {
     /// `unary`, or how messages stream.
     pub(super) grpc_type: &'static str,
-    /// With its package.
+    /// Full name of the service, with its package.
     pub(super) grpc_service: &'static str,
-    /// Its name in the service.
+    /// Name of the method in the service.
     pub(super) grpc_method: &'static str,
 }
 

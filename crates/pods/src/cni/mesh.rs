@@ -5,6 +5,6 @@ pub trait MeshStatus: Send + Sync {
     /// MTU of the mesh's device; `None` without one.
     fn mtu(&self) -> Option<u32>;
 
-    /// Why pods of this node may not reach other nodes; `None` if nothing is wrong, or no mesh is wanted.
+    /// Reason why pods of this node may not reach other nodes; `None` if nothing is wrong, or no mesh is wanted.
     fn problem(&self) -> Option<String>;
 }

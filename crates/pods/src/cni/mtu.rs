@@ -11,7 +11,7 @@ use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use super::mesh::MeshStatus;
 use crate::ttl_cell::TtlCell;
 
-/// How long the uplink's MTU is cached. Reading it reads every link of the node, and a hundred pods that start together must
+/// Time for which the uplink's MTU is cached. Reading it reads every link of the node, and a hundred pods that start together must
 /// not do it a hundred times.
 const UPLINK_TTL: Duration = Duration::from_secs(1);
 

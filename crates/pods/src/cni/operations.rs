@@ -59,7 +59,7 @@ impl Service {
     }
 }
 
-/// What an operation is about, for its line in the log.
+/// Subject of an operation, for its line in the log.
 #[derive(Debug, Default)]
 struct Subject {
     namespace: Option<String>,

@@ -1,7 +1,7 @@
 //! Files beside the socket: pending DELs, and the attachments of each network. [`fairlead_wire::spool`] says where they
 //! are and why.
 //!
-//! They are no second source of truth: a record without an attachment costs one look-up, and GC leaves an attachment
+//! Records are no second source of truth: one without an attachment costs one look-up, and GC leaves an attachment
 //! without a record alone.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use std::time::SystemTime;
 use fairlead_ipam::Key;
 use fairlead_wire::spool;
 
-/// What is recorded of an attachment.
+/// Record of an attachment: its network, and when it was attached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     /// `name` of the network configuration.
@@ -31,7 +31,7 @@ pub struct Records {
 }
 
 impl Records {
-    /// Those of a socket.
+    /// The directories that belong to a socket.
     pub fn beside(socket: &Path) -> Self {
         Self { pending: spool::pending_deletions(socket), networks: spool::networks(socket) }
     }

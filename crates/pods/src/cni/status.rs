@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::failure::{Failure, Reason};
 use super::service::Service;
 
-/// How long the API server may take to answer.
+/// Longest wait for an answer of the API server.
 const API_SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Service {

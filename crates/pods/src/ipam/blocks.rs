@@ -20,13 +20,13 @@ use super::allocator::Ipam;
 use super::metrics::IpamMetrics;
 use super::own_blocks::OwnBlocks;
 
-/// How often the table and the empty blocks are checked when nothing changes.
+/// Interval at which the table and the empty blocks are checked when nothing changes.
 const SYNC_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How often the API server is asked again for blocks that it may have lost.
+/// Interval at which the API server is asked again for blocks that it may have lost.
 const CONFIRM_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long the API server may take to answer.
+/// Longest wait for an answer of the API server.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Keeps blocks, the export table and the state synchronised.
@@ -42,9 +42,9 @@ pub(super) struct Keeper {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Routes {
     ids: RoutingIds,
-    /// What routing daemons are told.
+    /// Prefixes that are exported to routing daemons.
     exported: Vec<IpNet>,
-    /// What is refused as long as no pod has it; `None` if it stays as it is.
+    /// Prefixes to which packets are refused as long as no pod has the address; `None` leaves these routes as they are.
     refused: Option<Vec<IpNet>>,
 }
 

@@ -12,9 +12,9 @@ use super::allocator::Ipam;
 use super::metrics::IpamMetrics;
 use crate::container_locks::ContainerLocks;
 
-/// How often links are compared with addresses.
+/// Pause between two comparisons of links with addresses.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
-/// How long an address must have been without a link. An ADD makes its link within seconds of taking its address.
+/// Time without a link after which an address is freed. An ADD makes its link within seconds of taking its address.
 const GRACE: Duration = Duration::from_secs(60);
 
 /// Runs forever.

@@ -60,7 +60,7 @@ impl IpamMetrics {
         }
     }
 
-    /// How full the blocks are. Pools without a block on this node disappear.
+    /// Sets the number of blocks and of their addresses, by pool. Pools without a block on this node disappear.
     pub fn blocks(&self, usage: &[BlockUsage]) {
         for family in [&self.addresses_used, &self.addresses, &self.blocks] {
             family.clear();

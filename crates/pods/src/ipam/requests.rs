@@ -22,20 +22,20 @@ use tokio::time::{sleep, timeout};
 use super::allocator::Ipam;
 use super::own_blocks::OwnBlocks;
 
-/// How long one request may stay unanswered before it is made anew.
+/// Longest time in which a request stays unanswered before it is made anew.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the start waits until the requests of an earlier process are deleted.
+/// Longest wait at the start until the requests of an earlier process are deleted.
 const LEFTOVERS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause before a request without a block is read for the first time; it doubles with each.
 const MIN_READ_PAUSE: Duration = Duration::from_millis(500);
 /// Longest pause.
 const MAX_READ_PAUSE: Duration = Duration::from_secs(5);
 
-/// What requests need.
+/// Dependencies of the task that requests blocks.
 pub struct Requests {
     /// Client of the API server.
     pub client: Client,
-    /// What demands requests and takes the granted blocks.
+    /// Allocator that demands blocks and takes those that are granted.
     pub ipam: Arc<Ipam>,
     /// The API server is asked while this node's Node object is not there.
     pub nodes: Store<Node>,
@@ -66,7 +66,7 @@ pub async fn run(requests: Requests) {
     }
 }
 
-/// Why a block did not come.
+/// Reason why a block did not come.
 #[derive(Debug, thiserror::Error)]
 enum RequestError {
     #[error("{}", .0.message)]

@@ -1,4 +1,4 @@
-//! What is masqueraded. Pure.
+//! Desired masquerading of pods' connections. Pure.
 
 use std::sync::Arc;
 

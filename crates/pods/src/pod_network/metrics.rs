@@ -6,7 +6,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// What differed from the desired state.
+/// Object of the kernel that differed from the desired state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Object {
     /// The routes that refuse packets to addresses of blocks that no pod has.

@@ -21,9 +21,9 @@ use crate::cni::failure::{Failure, Reason};
 use crate::ipam::Ipam;
 use crate::ipam::metrics::IpamMetrics;
 
-/// How long an ADD may wait for a block before the runtime is told to try again.
+/// Longest wait of an ADD for a block before the runtime is told to try again.
 const BLOCK_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long the API server may take to return a namespace that the cache does not have.
+/// Longest wait for the API server to return a namespace that the cache does not have.
 const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Allocates and releases addresses.

@@ -6,7 +6,7 @@ use super::{CheckContext, PodInterface};
 use crate::cni::check::{self, Previous};
 use crate::cni::failure::{Failure, Reason};
 
-/// Why an ADD behind another plugin fails where this program allocates addresses.
+/// Failure of an ADD behind another plugin where this program allocates addresses.
 pub(super) fn not_first() -> Failure {
     // In Coil's words, which administrators search for.
     let message = "coil must be called as the first plugin when IPAM related features are enabled";

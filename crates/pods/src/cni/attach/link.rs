@@ -13,12 +13,12 @@ use crate::cni::failure::{Failure, Reason, blocking};
 use crate::cni::mtu::PodMtu;
 use crate::cni::{calico, check};
 
-/// How often to poll whether a link is gone while the kernel deletes it.
+/// Interval at which a link that the kernel deletes is polled until it is gone.
 const DELETION_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Makes and removes links.
 pub(in crate::cni) struct LinkStage {
-    /// Of the pods' routes on the host.
+    /// Routing IDs of the pods' routes on the host.
     pub(in crate::cni) ids: RoutingIds,
     pub(in crate::cni) mtu: PodMtu,
     /// Whether links on the host have the names that Calico's policy program expects.
@@ -76,7 +76,7 @@ async fn delete(removal: Removal) -> Result<(), Failure> {
     }
 }
 
-/// Whatever the kernel says to a DEL, the request was valid.
+/// Failure of a DEL in the data path. The reason is never an invalid request, whatever the kernel says.
 fn removal_failure(error: pods::Error) -> Failure {
     Failure::new(Reason::DataPlaneFailed, error.to_string())
 }
