@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 pub(crate) struct OwnCertificate {
     pub(crate) certificate: CertificateDer<'static>,
     private: PrivatePkcs8KeyDer<'static>,
-    /// Of its public key.
+    /// SHA-256 hash of the public key.
     pub(crate) hash: PublicKeyHash,
 }
 
@@ -34,7 +34,7 @@ impl OwnCertificate {
     }
 }
 
-/// By which a key is known (RFC 5280, section 4.1: SubjectPublicKeyInfo, in DER).
+/// Hash by which a key is known (RFC 5280, section 4.1: SubjectPublicKeyInfo, in DER).
 pub(crate) fn key_hash(public_key_info: &[u8]) -> PublicKeyHash {
     Sha256::digest(public_key_info).into()
 }

@@ -1,4 +1,4 @@
-//! What each client has exchanged with the gateway, for metrics and for `/clients`. Pure.
+//! Traffic and connections of each client, for metrics and for `/clients`. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,10 +15,10 @@ pub(crate) const MAX_IN_METRICS: usize = 256;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ClientUse {
-    /// Its pod; empty for one of an earlier process that no node program has registered yet.
+    /// Namespace and name of the pod; empty for one of an earlier process that no node program has registered yet.
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// Its Node; empty as above.
+    /// Node of the pod; empty as above.
     pub(crate) node: String,
     pub(crate) addresses: Vec<IpAddr>,
     /// Packets that it has sent since it is a client of this process, and their bytes.
@@ -26,11 +26,11 @@ pub(crate) struct ClientUse {
     pub(crate) sent_bytes: u64,
     pub(crate) received_packets: u64,
     pub(crate) received_bytes: u64,
-    /// Those that it has open; `None` where they are not counted, since there are very many.
+    /// Connections that the client has open; `None` where they are not counted, since there are very many.
     pub(crate) connections: Option<u64>,
 }
 
-/// What metrics and `/clients` show of clients: read again only when something of it has changed.
+/// Clients, as metrics and `/clients` show them: read again only when something of them has changed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Registered {
     pub(crate) uses: Vec<ClientUse>,
@@ -59,7 +59,7 @@ impl Registered {
     }
 }
 
-/// What `/load` says of the gateway.
+/// Load of the gateway, as `/load` shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Load {
@@ -67,11 +67,11 @@ pub(crate) struct Load {
     pub(crate) connections: Option<u64>,
     /// Client pods.
     pub(crate) clients: u64,
-    /// It takes no new flows and ends when those that it has have ended.
+    /// The gateway takes no new flows and ends when those that it has have ended.
     pub(crate) draining: bool,
-    /// What the Egress has probed does not answer.
+    /// The targets that the Egress has probed do not answer.
     pub(crate) unhealthy: bool,
-    /// By how many seconds at least the clock here is ahead of the API server's (positive) or behind it; `None` if that has not been seen.
+    /// Least number of seconds by which the clock here is ahead of the API server's (positive) or behind it; `None` if that has not been seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) clock_error_seconds: Option<i64>,
 }
@@ -112,7 +112,7 @@ pub(crate) fn uses(
     by_uid.into_iter().map(of).collect()
 }
 
-/// Those that metrics show: if there are too many, the ones with the most bytes.
+/// Clients that metrics show: if there are too many, the ones with the most bytes.
 pub(crate) fn in_metrics(uses: &[ClientUse]) -> Vec<&ClientUse> {
     let mut shown: Vec<&ClientUse> = uses.iter().filter(|client| !client.name.is_empty()).collect();
     if shown.len() > MAX_IN_METRICS {

@@ -1,4 +1,4 @@
-//! What the watches say, handed on to the tasks that follow it.
+//! State of the cluster that the watches have read, handed on to the tasks that follow it.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use crate::watches::Watches;
 /// The addresses of each slot, as the status of the Egress says; `None` without `spec.sourceAddresses`.
 pub(crate) type SlotAddresses = Option<Arc<Vec<Vec<IpAddr>>>>;
 
-/// What is known of the cluster.
+/// State of the cluster, in channels.
 #[derive(Clone)]
 pub(crate) struct Cluster {
     /// Prefixes, and whether clients may send to them.

@@ -1,16 +1,16 @@
-//! What keeps a gateway from getting new connections. Several tasks know a part of it; node programs are told one state.
+//! Conditions that keep a gateway from getting new connections. Several tasks know a part of it; node programs are told one state.
 
 use fairlead_wire::egress::State;
 use tokio::sync::watch;
 
-/// What keeps a gateway from getting new connections.
+/// Conditions that keep a gateway from getting new connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Condition {
-    /// It holds none of the source addresses of the Egress, or only such as were handed to it a moment ago.
+    /// The gateway holds none of the source addresses of the Egress, or only such as were handed to it a moment ago.
     pub(crate) standby: bool,
-    /// It is to end.
+    /// The gateway is to end.
     pub(crate) draining: bool,
-    /// What is probed does not answer.
+    /// The targets that are probed do not answer.
     pub(crate) unhealthy: bool,
 }
 
@@ -68,7 +68,7 @@ impl Conditions {
         *self.condition.borrow()
     }
 
-    /// What node programs are told of it.
+    /// The state that node programs are told, and its changes.
     pub(crate) fn state(&self) -> watch::Receiver<State> {
         self.state.subscribe()
     }

@@ -1,4 +1,4 @@
-//! Who used an address and port outside: keeps what the kernel says of connections, writes them to the log if the Egress asks for it, and
+//! Users of addresses and ports outside: keeps what the kernel says of connections, writes them to the log if the Egress asks for it, and
 //! answers `/connections`.
 
 mod answer;
@@ -29,12 +29,12 @@ use crate::registry::store::Store;
 
 /// Notifications that are taken at once.
 const BATCH: usize = 256;
-/// How often all connections are listed: the kernel reports nothing of those that began before the program did.
+/// Interval at which all connections are listed: the kernel reports nothing of those that began before the program did.
 const LIST: Duration = Duration::from_secs(60);
-/// How soon that is done when notifications were lost, and when the gateway has taken a source address with its connections.
+/// Time until the next list when notifications were lost, or the gateway has taken a source address with its connections.
 const LIST_SOON: Duration = Duration::from_secs(2);
 
-/// What is known of connections.
+/// Connections that are known, open and ended.
 #[derive(Clone)]
 pub(crate) struct Known(Arc<Mutex<Connections>>);
 
@@ -47,7 +47,7 @@ impl Known {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What `/connections` answers to a query.
+    /// Answer of `/connections` to a query.
     ///
     /// # Errors
     /// The query is none.
@@ -93,7 +93,7 @@ pub(crate) async fn watch(mut watch: Watch) -> anyhow::Result<()> {
     }
 }
 
-/// What follows connections.
+/// Task that follows connections.
 pub(crate) struct Watch {
     store: Arc<Store>,
     announced: Announced,

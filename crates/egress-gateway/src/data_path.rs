@@ -26,31 +26,31 @@ use crate::plane::{self, Desired, HostFault, Plane, PlaneSettings};
 use crate::registry::store::Store;
 use crate::server::{ClockError, Streams};
 
-/// How often that is compared which the kernel does not report: filters and nftables, each by a short question.
+/// Interval at which filters and nftables are compared, of which the kernel reports no changes: each takes a short question.
 const LOOK: Duration = Duration::from_millis(300);
 /// Looks from one that also reads clients and connections to the next: 6 s.
 const SLOW: u32 = 20;
 /// With more tracked connections than this, they are not listed, which would take memory: 16 MiB.
 const MAX_LISTED: u64 = 65_536;
-/// How often everything is compared.
+/// Interval at which everything is compared.
 const SWEEP: Duration = Duration::from_secs(10);
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_millis(500);
-/// How long changes by others are gathered.
+/// Time in which changes by others are gathered.
 const DEBOUNCE: Duration = Duration::from_millis(50);
 
-/// What the data path has.
+/// State of the data path in the kernel.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct InPlace {
     /// The version of the registry that is in place; `None` before the first time.
     pub(crate) version: Option<u64>,
-    /// What clients send to the outside is dropped there ([`Sources::standby`]).
+    /// Packets of clients to the outside are dropped there ([`Sources::standby`]).
     pub(crate) standby: bool,
     /// Clients whose tunnel the kernel refuses.
     pub(crate) refused: Arc<BTreeMap<IpAddr, String>>,
 }
 
-/// Why the data path is not ready.
+/// Reason why the data path is not ready; none if it is.
 #[derive(Debug, Default)]
 pub(crate) struct Status(Mutex<Option<String>>);
 
@@ -91,14 +91,14 @@ pub(crate) async fn watch_kernel(changed: mpsc::Sender<()>) -> anyhow::Result<()
     }
 }
 
-/// What the task goes by.
+/// Inputs that decide what the data path should be.
 pub(crate) struct Inputs {
     pub(crate) store: Arc<Store>,
     pub(crate) cluster: Cluster,
     pub(crate) announced: Announced,
 }
 
-/// What metrics show besides.
+/// Other state that metrics show, and the metrics.
 pub(crate) struct Shown {
     pub(crate) conditions: Arc<Conditions>,
     pub(crate) streams: Arc<Streams>,
@@ -119,23 +119,23 @@ pub(crate) struct DataPath {
     faults: Vec<HostFault>,
     looks: u32,
     exhaustion: Exhaustion,
-    /// What was read of clients and connections last.
+    /// Traffic and connections that were read last.
     last: Slow,
-    /// What was made of that and of this version of the registry.
+    /// Clients for metrics, made of `last` and of this version of the registry.
     registered: Option<(u64, Arc<Registered>)>,
 }
 
-/// What takes longer to read.
+/// State that takes longer to read, for metrics alone.
 #[derive(Debug, Clone, Default)]
 struct Slow {
     traffic: BTreeMap<IpAddr, ClientTraffic>,
-    /// Of each source; `None` where there are too many.
+    /// Number of connections of each source; `None` where there are too many.
     by_source: Option<BTreeMap<IpAddr, usize>>,
     statistics: Option<Statistics>,
 }
 
 impl Inputs {
-    /// What the data path should be, and the version of the registry that says so.
+    /// Desired state of the data path, and the version of the registry that it is made from.
     fn desired(&self) -> (u64, Desired) {
         let destinations = BTreeMap::clone(&self.cluster.destinations.borrow());
         let max_connections = self.cluster.options.borrow().max_connections;
@@ -332,7 +332,7 @@ impl DataPath {
 }
 
 impl Slow {
-    /// What cannot be read is left out: it is for metrics alone. Connections that are translated to one of the addresses `copies` are
+    /// Reads the state. Parts that cannot be read are left out. Connections that are translated to one of the addresses `copies` are
     /// those of another gateway.
     fn read(plane: &Plane, copies: &BTreeSet<IpAddr>) -> Self {
         let of = |error: &dyn std::fmt::Display| tracing::debug!(%error, "cannot read what metrics show");

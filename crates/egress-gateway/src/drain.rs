@@ -14,9 +14,9 @@ use crate::holds::announced::Announced;
 use crate::registry::Registry;
 use crate::registry::store::Store;
 
-/// How often flows are counted.
+/// Interval at which flows are counted.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How long node programs may take to follow a source address to another gateway.
+/// Time that node programs get to follow a source address to another gateway.
 const HANDOVER: Duration = Duration::from_secs(2);
 /// With more tracked connections than this, there are flows; they are not listed, which would take memory.
 const MANY: u64 = 16_384;
@@ -72,7 +72,7 @@ pub(crate) async fn drain(
     }
 }
 
-/// How many connections clients have opened, without those that are translated to one of the addresses `copies`, which another gateway has;
+/// Number of connections that clients have opened, without those translated to one of the addresses `copies`, which another gateway has;
 /// `None` if that cannot be said or there are very many.
 fn flows(clients: &BTreeSet<IpAddr>, copies: &BTreeSet<IpAddr>) -> Option<usize> {
     if connections().is_none_or(|(count, _)| count > MANY) {

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use fairlead_netlink::conntrack::Statistics;
 
-/// What stays used up is said once in this time.
+/// Least time between two log lines about a resource that stays used up.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// What is used up.
+/// Resource of connection tracking that is used up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exhausted {
     /// The table of connections is full.
@@ -17,7 +17,7 @@ pub(crate) enum Exhausted {
 }
 
 impl Exhausted {
-    /// Its name in logs, and what can be done.
+    /// Reason for logs, and advice for the operator.
     pub(crate) fn reason_and_advice(self) -> (&'static str, &'static str) {
         match self {
             Self::ConnectionTableFull => (
@@ -32,7 +32,7 @@ impl Exhausted {
     }
 }
 
-/// What was read last.
+/// Statistics that were read last, and the failures that are not logged yet.
 #[derive(Debug, Default)]
 pub(crate) struct Exhaustion {
     last: Option<Statistics>,

@@ -1,4 +1,4 @@
-//! What a gateway reads from the cluster, as values: whose pods have which addresses, who may use the Egress, and where to.
+//! Facts that a gateway reads from the cluster: whose pods have which addresses, who may use the Egress, and where to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use fairlead_address::{IpFamily, PrefixSet};
 use ipnet::IpNet;
 
-/// What decides which clients are accepted.
+/// Facts that decide which clients are accepted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Facts {
     /// The Nodes that there are.

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use fairlead_egress::options::HealthCheck;
 
-/// What came of a probe of all targets.
+/// Outcome of a probe of all targets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// One target at least has answered.
     Answered,
-    /// None has.
+    /// No target has answered.
     Silent,
     /// No target could be asked.
     Impossible,
@@ -21,7 +21,7 @@ pub(crate) enum Outcome {
 impl Outcome {
     pub(crate) const ALL: [Self; 3] = [Self::Answered, Self::Impossible, Self::Silent];
 
-    /// Its name in metrics.
+    /// Name of the outcome in metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Answered => "answered",
@@ -76,12 +76,12 @@ impl Health {
     }
 }
 
-/// How long a TCP connection may take.
+/// Longest time in which a TCP connection to a target is made: the interval of probes, at most 5 s.
 pub(crate) fn connect_timeout(check: &HealthCheck) -> Duration {
     check.interval.min(Duration::from_secs(5))
 }
 
-/// When the next probe is due.
+/// Time when the next probe is due.
 pub(crate) fn next(started: Instant, check: &HealthCheck) -> Instant {
     started.checked_add(check.interval).unwrap_or(started)
 }

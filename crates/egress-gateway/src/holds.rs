@@ -36,17 +36,17 @@ use crate::condition::Conditions;
 use crate::data_path::InPlace;
 use crate::peers::{self, Members, Peers};
 
-/// How often the machine is asked what is to be done.
+/// Interval at which the machine is asked what is to be done.
 const TICK: Duration = Duration::from_millis(50);
-/// How often the kernel is told anew until when addresses are held.
+/// Interval at which the kernel is told anew until when addresses are held.
 const CONFIRM: Duration = Duration::from_millis(250);
-/// How often node programs are told.
+/// Interval at which node programs are told.
 const TELL: Duration = Duration::from_millis(500);
-/// How long after a handover clients are left at the gateway before this one, which goes on using the addresses for 0.9 s: until this node lets
-/// packets with them leave, and answers to them come here.
+/// Time after a handover for which clients stay with the gateway before this one, which goes on using the addresses for 0.9 s: until
+/// this node lets packets with them leave, and answers to them come here.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// What heartbeats are sent through.
+/// Connections to members, through which heartbeats are sent.
 pub(crate) trait Transport: Send + Sync + 'static {
     /// Sends it to a member; it may be lost.
     fn heartbeat(&self, member: &str, heartbeat: fairlead_wire::egress_peers::Heartbeat);
@@ -59,7 +59,7 @@ impl Transport for Peers {
     }
 }
 
-/// What the task follows.
+/// Channels that the task follows.
 pub(crate) struct Inputs {
     pub(crate) slots: watch::Receiver<SlotAddresses>,
     pub(crate) in_place: watch::Receiver<InPlace>,
@@ -79,7 +79,7 @@ pub(crate) struct Holds {
     pub(crate) leases: Leases,
     pub(crate) transport: Arc<dyn Transport>,
     pub(crate) holding: Holding,
-    /// What an earlier process of this gateway has left in the kernel, until when.
+    /// Addresses that an earlier process of this gateway has left in the kernel, each with the end of its use.
     pub(crate) earlier: BTreeMap<IpAddr, Instant>,
     pub(crate) conditions: Arc<Conditions>,
     pub(crate) announcer: Arc<Announcer>,
@@ -96,13 +96,13 @@ pub(crate) struct Holds {
 /// Reads of Leases, with the time of the machine when each began.
 type Reads = JoinSet<(Option<Watched>, Duration)>;
 
-/// What was done last.
+/// State that was announced last.
 #[derive(Default)]
 struct Done {
     held: BTreeMap<u32, Held>,
     /// Slots that were handed over just now, and when clients may come for them.
     settling: BTreeMap<u32, Instant>,
-    /// What the kernel was told.
+    /// End of the use of each address, as the kernel was told.
     deadlines: BTreeMap<IpAddr, Instant>,
     confirmed: Option<Instant>,
     told: Option<Instant>,

@@ -71,23 +71,23 @@ use crate::review::Reviewer;
 use crate::server::{ClockError, Identity, Streams};
 use crate::watches::Watches;
 
-/// How long clients of an earlier process that are on no known Node are kept.
+/// Time for which clients of an earlier process that are on no known Node are kept.
 const GRACE: Duration = Duration::from_secs(60);
 /// The subsystem that holds source addresses.
 const SOURCE_ADDRESSES: &str = "source addresses";
-/// How long tasks may take to end.
+/// Longest wait for tasks to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where a pod has the token of its ServiceAccount (Kubernetes).
+/// File with the token of a pod's ServiceAccount (Kubernetes).
 const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
-/// What `/clients` answers.
+/// Answer of `/clients`.
 #[derive(serde::Serialize)]
 struct Clients {
     clients: Vec<clients::ClientUse>,
 }
 
-/// How the program is to run.
+/// Settings of the program.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The Egress.
@@ -102,20 +102,20 @@ pub struct Settings {
     pub port: u16,
     /// Whether the outer source port is computed from each inner flow.
     pub source_port_auto: bool,
-    /// Where node programs register clients.
+    /// Address at which node programs register clients.
     pub registration: SocketAddr,
     /// User name of node programs.
     pub node_user: String,
-    /// Where metrics are served, and for whom.
+    /// Address of metrics, and who may read them.
     pub metrics: MetricsAddress,
     /// Address of `/healthz` and `/readyz`.
     pub health: SocketAddr,
-    /// How long flows may go on after the first signal to end.
+    /// Longest time that flows may go on after the first signal to end.
     pub drain: Duration,
 }
 
-/// What the gateway in this pod makes of the heartbeats and answers of others, once it knows its members and the Leases of all slots, and has
-/// sent its first heartbeat. For fuzz targets and recorded messages; the program takes those of its members in the same way.
+/// Hold protocol of the gateway in this pod, which takes heartbeats and answers of others, once it knows its members and the Leases of
+/// all slots, and has sent its first heartbeat. For fuzz targets and recorded messages; the program takes those of its members in the same way.
 pub fn hold_among(pod: &str, members: &BTreeSet<String>, leases: &[Lease]) -> impl peers::Hold + use<> {
     holds::Machine::among(pod, members, leases)
 }
@@ -223,7 +223,7 @@ fn serve_metrics(
     http::serve_metrics(subsystem, settings.metrics, scrape, client)
 }
 
-/// What tasks are given handles of.
+/// Handles that tasks share.
 struct Parts {
     store: Arc<Store>,
     cluster: Cluster,

@@ -26,7 +26,7 @@ use crate::registry::Refusal;
 use crate::review::Rejected;
 use crate::sync::SyncMetrics;
 
-/// What Coil's metrics of the gateway itself are labelled with.
+/// Labels of Coil's metrics of the gateway itself.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct Pod {
     pub(crate) namespace: String,
@@ -51,7 +51,7 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
-/// What is counted as it happens.
+/// Metrics of the gateway: counters that grow as events happen, and a snapshot of the rest.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Metrics {
     hellos: Family<ResultLabel, Counter>,
@@ -69,7 +69,7 @@ pub(crate) struct Metrics {
     snapshot: Arc<Mutex<Snapshot>>,
 }
 
-/// What is read now and then.
+/// Values that are read at intervals.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Snapshot {
     pub(crate) counters: Counters,
@@ -77,12 +77,12 @@ pub(crate) struct Snapshot {
     /// Tracked connections, and how many there can be.
     pub(crate) connections: Option<(u64, u64)>,
     pub(crate) streams: u64,
-    /// What is known of clients.
+    /// Clients, with their traffic and connections.
     pub(crate) registered: Arc<Registered>,
-    /// What connection tracking has counted.
+    /// Statistics of connection tracking.
     pub(crate) statistics: Option<Statistics>,
     pub(crate) is_draining: bool,
-    /// By how many seconds the clock here differs from the API server's.
+    /// Seconds by which the clock here differs from the API server's.
     pub(crate) clock_error: Option<i64>,
 }
 
@@ -184,13 +184,13 @@ impl Metrics {
         gauge.set(i64::from(is_healthy == Some(false)));
     }
 
-    /// What each client has exchanged.
+    /// Clients, with their traffic and connections.
     pub(crate) fn clients(&self) -> Vec<ClientUse> {
         let registered = Arc::clone(&self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).registered);
         registered.uses.clone()
     }
 
-    /// How much the gateway has to do.
+    /// Load of the gateway, from the snapshot that was read last.
     pub(crate) fn load(&self) -> Load {
         let snapshot = self.snapshot.lock().unwrap_or_else(PoisonError::into_inner);
         let clients = snapshot.registered.uses.len() as u64;

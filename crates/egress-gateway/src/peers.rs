@@ -4,7 +4,7 @@
 //! dials all others, and sends on the connection that it has dialed; answers come back on it. Nothing here decides who holds an address:
 //! the state machine behind [`Hold`] does, and `sync` what is said of flows.
 //!
-//! What a member can do to this gateway with a key that counts is bounded: frames, their number in a second, flows in a second, and what
+//! Limits bound what a member can do to this gateway with a key that counts: frames, their number in a second, flows in a second, and what
 //! waits of them. What is beyond is read later, or dropped where the text of a constant says so.
 
 mod connection;
@@ -36,7 +36,7 @@ use self::outbox::Outbox;
 /// Messages about flows that wait for `sync`, of all members. One more is dropped, and the member is asked for a full copy.
 const INBOX: usize = 128;
 
-/// What makes heartbeats and takes what is heard of them. Both functions are called on tasks of connections and return at once.
+/// Receiver of heartbeats and of their answers. Both functions are called on tasks of connections and return at once.
 /// Members are named by their pods; TLS has shown that it is the pod's key.
 pub trait Hold: Send + Sync + 'static {
     /// A member's heartbeat has come; the answer is sent at once.
@@ -49,7 +49,7 @@ pub trait Hold: Send + Sync + 'static {
 /// A slot of source addresses, as the hold protocol sees it: what `sync` goes by.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Slot {
-    /// Its addresses, of `status.sourceAddresses`: at most one of each family.
+    /// Addresses of the slot, of `status.sourceAddresses`: at most one of each family.
     pub addresses: Vec<IpAddr>,
     /// The greatest term that this gateway knows of.
     pub term: u64,
@@ -62,16 +62,16 @@ pub struct Slot {
 /// All slots, by their numbers.
 pub type Slots = BTreeMap<u32, Slot>;
 
-/// What is heard of a member about flows.
+/// Message of a member about flows.
 #[derive(Debug)]
 pub struct Heard {
-    /// Its pod.
+    /// Name of the member's pod.
     pub from: String,
-    /// What.
+    /// Content of the message.
     pub news: News,
 }
 
-/// What there is to hear.
+/// Content of a message about flows.
 #[derive(Debug)]
 pub enum News {
     /// Flows of a slot that the member holds.
@@ -92,7 +92,7 @@ pub struct Peers {
     is_listening: AtomicBool,
     /// Members of which messages about flows were dropped.
     dropped: Mutex<BTreeMap<String, Arc<AtomicBool>>>,
-    /// How many messages were dropped since [`Peers::take_lost`] was asked, because too many waited.
+    /// Number of messages that were dropped since [`Peers::take_lost`] was asked, because too many waited.
     lost: AtomicU64,
     /// Slots of which members are asked for full copies, with the answer to their next message.
     wanted: Mutex<BTreeMap<String, BTreeSet<u32>>>,
@@ -158,7 +158,7 @@ impl Peers {
         to.iter().filter(|it| !takes(it)).map(|(member, _)| member.clone()).collect()
     }
 
-    /// How many more messages about flows a member takes, and how long the first that waits has waited.
+    /// Number of messages about flows that a member still takes, and the age of the first that waits.
     pub(crate) fn room(&self, member: &str) -> (usize, Duration) {
         self.outboxes().get(member).map(|outbox| outbox.room()).unwrap_or_default()
     }
@@ -184,7 +184,7 @@ impl Peers {
         dropped.get(member).is_some_and(|dropped| dropped.swap(false, Ordering::AcqRel))
     }
 
-    /// How many messages of all members were dropped since the last call, because too many waited.
+    /// Number of messages of all members that were dropped since the last call, because too many waited.
     pub(crate) fn take_lost(&self) -> u64 {
         self.lost.swap(0, Ordering::AcqRel)
     }

@@ -20,10 +20,10 @@ use fairlead_fou::{ClientTraffic, Counters, Peer, Settings, TunnelLink, Tunnels,
 use fairlead_netlink::route::{KIND_IFB, KIND_IP6TNL, KIND_IPIP, Link, RouteSocket, delete_link};
 use ipnet::IpNet;
 
-/// How long packets that a tunnel of the kernel has received may wait for a processor (`gro_cells`): deleting the link drops them.
+/// Longest wait for a processor of packets that a tunnel of the kernel has received (`gro_cells`): deleting the link drops them.
 const UNDER_WAY: Duration = Duration::from_millis(100);
 
-/// Where the data path is, and how it sends.
+/// Settings of the data path: its link, its addresses, and its UDP ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlaneSettings {
     /// Name of the link to the network.
@@ -36,20 +36,20 @@ pub struct PlaneSettings {
     pub source_port_auto: bool,
 }
 
-/// What the data path should be.
+/// Desired state of the data path.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Desired {
     /// The addresses of clients.
     pub clients: BTreeSet<IpAddr>,
     /// Prefixes that clients may (`true`) and may not (`false`) send to.
     pub destinations: BTreeMap<IpNet, bool>,
-    /// How many connections a client may have at a time.
+    /// Most connections that a client may have at a time; `None` sets no limit.
     pub max_connections: Option<u32>,
     /// Source addresses that float among the gateways, if the Egress has some.
     pub sources: Option<Sources>,
 }
 
-/// What was done.
+/// Result of applying a desired state.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Applied {
     /// Number of changes.
@@ -58,7 +58,7 @@ pub struct Applied {
     pub refused: BTreeMap<IpAddr, String>,
 }
 
-/// Why the kernel does not have the desired data path.
+/// Reason why the kernel does not have the desired data path.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaneError {
     /// See [`fairlead_fou::Error`].
@@ -80,7 +80,7 @@ pub struct Plane {
     settings: PlaneSettings,
     tunnels: Tunnels,
     routing: Applier,
-    /// What was applied last.
+    /// Routing that was applied last.
     done: Option<GatewayRouting>,
     peers: BTreeMap<IpAddr, Peer>,
 }
@@ -211,7 +211,7 @@ impl Plane {
         Ok(self.routing.is_table_in_place()? && self.tunnels.is_attached()?)
     }
 
-    /// What the programs have counted.
+    /// Counters of the BPF programs.
     ///
     /// # Errors
     /// The kernel cannot be asked.
@@ -219,7 +219,7 @@ impl Plane {
         Ok(self.tunnels.counters()?)
     }
 
-    /// What was exchanged with each client.
+    /// Packets and bytes exchanged with each client.
     ///
     /// # Errors
     /// The kernel cannot be asked.
@@ -227,7 +227,7 @@ impl Plane {
         Ok(self.tunnels.traffic()?)
     }
 
-    /// What the nftables table has counted, by family.
+    /// Counters of the nftables table, by family.
     ///
     /// # Errors
     /// The kernel cannot be asked.
@@ -297,7 +297,7 @@ fn uplink(name: &str) -> Result<Link> {
 /// Links that have the name and the type of tunnel links, by name.
 struct TunnelLinks {
     ours: BTreeMap<String, Link>,
-    /// Of the kernel's fou, as Coil makes them.
+    /// Links of the kernel's fou, as Coil makes them.
     kernel: BTreeMap<String, Link>,
 }
 
@@ -329,7 +329,7 @@ fn delete_all_but(present: &BTreeMap<String, Link>, wanted: &BTreeSet<String>) -
     Ok(messages.len())
 }
 
-/// What the namespace must have, and the gateway may not be able to set.
+/// Fault of the network namespace, which the gateway may not be able to correct.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HostFault {
     /// `net.ipv4.ip_forward` is 0.

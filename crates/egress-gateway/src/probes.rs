@@ -16,7 +16,7 @@ use crate::health::{Health, Outcome, connect_timeout, next};
 use crate::metrics::Metrics;
 use fairlead_egress::options::{HealthCheck, Options, Target};
 
-/// Why a gateway is unhealthy, in logs and metrics.
+/// Reason of a gateway that is unhealthy, in logs and metrics.
 pub(crate) const NO_TARGET_ANSWERS: &str = "NoTargetAnswers";
 
 /// Never ends. A change of the Egress counts at once.

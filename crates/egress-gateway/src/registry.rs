@@ -1,4 +1,4 @@
-//! Which clients a gateway has: what node programs claim, judged by what the cluster says. Without I/O and without a clock.
+//! Clients of a gateway: what node programs claim, judged by what the cluster says. Without I/O and without a clock.
 //!
 //! A claim is kept as the node program sent it, and judged anew whenever anything changes; so a client whose AddressBlock is seen a
 //! moment later is accepted then. What a node program sends never changes what is accepted of another Node: the one that has an
@@ -30,7 +30,7 @@ pub const MAX_ADDRESSES: usize = fairlead_fou::MAX_CLIENTS;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(u64);
 
-/// What a message says.
+/// Clients that a message of a node program registers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Update {
     /// All clients of the Node.
@@ -67,7 +67,7 @@ pub struct Registry {
     version: u64,
 }
 
-/// Who has an address.
+/// Pod that has an address, and its Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     /// Name of the Node.
@@ -76,7 +76,7 @@ pub struct Owner {
     pub client: Client,
 }
 
-/// What the node program of one Node has sent.
+/// Clients that the node program of one Node has registered.
 #[derive(Debug, Default)]
 struct NodeClaims {
     stream: Option<StreamId>,
@@ -138,7 +138,7 @@ impl Registry {
             || self.facts.nodes_of(address).next().is_some()
     }
 
-    /// What is refused of a Node, by UID.
+    /// Refusals of clients of a Node, in the order of their UIDs.
     pub fn refusals(&self, node: &str) -> impl Iterator<Item = &Refusal> {
         self.refusals.get(node).into_iter().flat_map(BTreeMap::values)
     }
@@ -229,7 +229,7 @@ impl Registry {
         Ok(refused)
     }
 
-    /// How many clients of a Node an update would make, change or remove.
+    /// Number of clients of a Node that an update would make, change or remove.
     pub fn changes(&self, node: &str, update: &Update) -> usize {
         let claims = self.nodes.get(node).map(|of_node| &of_node.claims);
         let present = |uid: &str| claims.and_then(|claims| claims.get(uid)).map(|claim| &claim.client);
@@ -312,7 +312,7 @@ impl Registry {
         (accepted, refused)
     }
 
-    /// Why a client cannot be accepted, whatever others there are.
+    /// Reason why a client cannot be accepted, whatever others there are.
     fn fault(&self, node: &str, client: &Client) -> Option<Refusal> {
         let Client { uid, namespace, name, addresses } = client;
         if !self.facts.allows(namespace) {
@@ -330,7 +330,7 @@ impl Registry {
         Some(Refusal::new(uid, Reason::AddressNotOfNode, message))
     }
 
-    /// Why a valid client finds no place beside those that are accepted.
+    /// Reason why a valid client finds no place beside those that are accepted.
     fn admit(
         &self,
         node: &str,

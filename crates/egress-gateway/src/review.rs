@@ -1,4 +1,4 @@
-//! Whose token a node program shows: the API server reviews it for this gateway's audience.
+//! Review of the tokens that node programs show: the API server reviews each for this gateway's audience.
 
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +13,7 @@ use kube::{Api, Client};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// Where the API server says on which Node the pod of a token runs (Kubernetes, KEP-4193).
+/// Key under which the API server names the Node of a token's pod (Kubernetes, KEP-4193).
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 /// Reviews at once.
 const MAX_CONCURRENT: usize = 8;
@@ -24,7 +24,7 @@ const REVIEWS: Rate = Rate::one_each(Duration::from_secs(5), 5);
 const MAX_SOURCES: usize = 16_384;
 /// Longest review, with the wait for the others.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long after its expiry a token still counts, in which the node program gets another.
+/// Time for which a token still counts after its expiry, in which the node program gets another.
 const GRACE: Duration = Duration::from_secs(60);
 
 /// A token that was accepted.
@@ -32,14 +32,14 @@ const GRACE: Duration = Duration::from_secs(60);
 pub struct Accepted {
     /// Name of the Node that the node program runs on.
     pub node: String,
-    /// How long the stream may go on.
+    /// Longest time that the stream may go on.
     pub lifetime: Duration,
-    /// By how many seconds at least the clock here is ahead of the API server's (positive) or behind it; zero if they agree, `None` if the
+    /// Least number of seconds by which the clock here is ahead of the API server's (positive) or behind it; zero if they agree, `None` if the
     /// token does not show it.
     pub clock_error: Option<i64>,
 }
 
-/// Why a token was not accepted.
+/// Reason why a token was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Rejected {
     /// This address has shown too many tokens.
@@ -48,10 +48,10 @@ pub enum Rejected {
     /// The API server does not answer, or refuses.
     #[error("the API server cannot review the token: {0}")]
     Unavailable(String),
-    /// It is no valid token for this gateway.
+    /// The token is not valid for this gateway.
     #[error("the token is not valid for this gateway: {0}")]
     Invalid(String),
-    /// Its user is not the node program.
+    /// The user of the token is not the node program.
     #[error("the token is one of {0}, not of {1}")]
     OtherUser(String, String),
     /// The API server does not say on which Node the token is used.
@@ -60,7 +60,7 @@ pub enum Rejected {
 }
 
 impl Rejected {
-    /// One CamelCase word.
+    /// Name of the reason, one CamelCase word.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::TooManyReviews => "TooManyReviews",

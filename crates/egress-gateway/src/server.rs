@@ -43,13 +43,13 @@ const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections that wait to be served.
 const INCOMING: usize = 64;
-/// How long streams may take to end when the program ends.
+/// Longest wait for streams to end when the program ends.
 const FINISH: Duration = Duration::from_secs(2);
 
 /// The certificate of a gateway, and the hash of its key.
 pub(crate) struct Identity {
     tls: TlsAcceptor,
-    /// What tokens for this gateway name.
+    /// Hash of the public key, by which tokens name this gateway.
     pub(crate) key: PublicKeyHash,
 }
 

@@ -1,4 +1,4 @@
-//! What a gateway watches: its Egress, and which addresses are inside of the cluster. Of each object only what is read is kept.
+//! Watches of a gateway: its Egress, and the addresses inside of the cluster. Of each object only what is read is kept.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ use serde::de::DeserializeOwned;
 use crate::facts::{self, Facts};
 use fairlead_egress::options::{InvalidTarget, Options};
 
-/// How long changes are gathered.
+/// Time in which changes are gathered before they are read.
 const DEBOUNCE: Duration = Duration::from_millis(50);
 
 /// The prefixes of an object of kind `K`.
@@ -132,16 +132,16 @@ pub(crate) struct Watches {
     services: Cache<Slim<ServiceCIDR>>,
 }
 
-/// What the gateway needs of the cluster.
+/// State of the cluster, as far as the gateway needs it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Cluster {
-    /// Who may be a client.
+    /// Nodes, prefixes and namespaces that decide who may be a client.
     pub(crate) facts: Facts,
-    /// Where to clients may send.
+    /// Prefixes, and whether clients may send to them.
     pub(crate) destinations: BTreeMap<IpNet, bool>,
-    /// What else the Egress asks for.
+    /// Options of the Egress.
     pub(crate) options: Options,
-    /// Which of its targets cannot be probed.
+    /// Targets of the health check that cannot be probed.
     pub(crate) invalid: Vec<InvalidTarget>,
     /// The addresses of each slot of source addresses, if the Egress has some.
     pub(crate) slots: Option<Vec<Vec<IpAddr>>>,
@@ -202,7 +202,7 @@ impl Watches {
         all.iter().fold(0, |sum, generation| sum.wrapping_add(*generation))
     }
 
-    /// What they say now; the error is why nothing can be said.
+    /// State of the cluster now; the error is the reason why it is not known.
     pub(crate) fn read(&self) -> Result<Cluster, String> {
         if let Some(reason) = self.missing() {
             return Err(reason);
@@ -239,7 +239,7 @@ impl Watches {
         Ok(Cluster { facts, destinations, options, invalid, slots })
     }
 
-    /// What has not arrived yet. Where a resource does not exist, there are no objects of it.
+    /// Reason why the state is not known yet: objects that have not arrived. Where a resource does not exist, there are no objects of it.
     fn missing(&self) -> Option<String> {
         let all = [
             ("its Egress", self.egress.is_ready(), self.egress.refusal()),

@@ -1,4 +1,4 @@
-//! What `/connections` answers. Pure.
+//! Answer of `/connections`. Pure.
 
 use std::net::IpAddr;
 
@@ -11,13 +11,13 @@ use fairlead_egress::lookup::Query;
 /// Connections in an answer.
 const MAX_ANSWERED: usize = 1_000;
 
-/// What is known.
+/// Connections that match a query.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Answer {
     /// The last first.
     connections: Vec<Row>,
-    /// From when on all are known: those that ended before may be missing.
+    /// Time since when all are known: those that ended before may be missing.
     complete_since: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Which connections of the kernel are copies of other gateways' connections (`sync`). Pure.
+//! Connections of the kernel that are copies of other gateways' connections (`sync`). Pure.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use crate::holds::announced::Floating;
 #[derive(Debug, Default)]
 pub(super) struct Copies(BTreeSet<IpAddr>);
 
-/// What has changed.
+/// Change of the source addresses that the gateway holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
     /// The gateway has taken an address, with its connections.

@@ -1,4 +1,4 @@
-//! Which connections have, and had, an address and port outside. Pure: time and events are arguments.
+//! Connections that have, and had, an address and port outside. Pure: time and events are arguments.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
@@ -8,13 +8,13 @@ use fairlead_netlink::conntrack::{Flow, Ports, STATUS_SOURCE_TRANSLATED, Tuple};
 
 /// Connections of each kind that are kept, those that are open and those that have ended; some 150 bytes each.
 pub(crate) const MAX_KEPT: usize = 65_536;
-/// How much a time may differ from when something happened: notifications take a moment, and clocks differ.
+/// Tolerance of times, in milliseconds: notifications take a moment, and clocks differ.
 const SLACK: i64 = 2_000;
 
 /// Milliseconds since 1970.
 pub(crate) type Millis = i64;
 
-/// Who has an address.
+/// Pod that has an address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(crate) struct Pod {
     pub(crate) namespace: String,
@@ -34,7 +34,7 @@ pub(crate) struct Connection {
     pub(crate) outside: (IpAddr, u16),
     /// `None` if it is from before this was watched.
     pub(crate) begin: Option<Millis>,
-    /// When the kernel forgot it, which is some time after its last packet.
+    /// Time when the kernel forgot it, which is some time after its last packet.
     pub(crate) end: Option<Millis>,
     /// Bytes that the client sent and received, where the kernel counts them.
     pub(crate) bytes: Option<[u64; 2]>,
@@ -82,11 +82,11 @@ impl Connection {
 pub(crate) struct Connections {
     /// By the tuple of replies, which is that of one connection at a time.
     open: HashMap<Tuple, Connection>,
-    /// Those of `open` that the last list did not have: that they have ended may still be heard.
+    /// Keys of connections in `open` that the last list did not have: that they have ended may still be heard.
     missing: HashSet<Tuple>,
     /// The last ones, in the order of their ends.
     ended: VecDeque<Connection>,
-    /// From when on all that have ended are in `ended`.
+    /// Time since when all that have ended are in `ended`.
     complete_since: Option<Millis>,
     /// Connections that were not kept, since as many are open.
     left_out: u64,
@@ -184,7 +184,7 @@ impl Connections {
         self.ended.push_back(connection);
     }
 
-    /// Those that have, or had, this address and port outside, at that time if one is given; the last first.
+    /// Connections that have, or had, this address and port outside, at that time if one is given; the last first.
     pub(crate) fn find(&self, outside: (IpAddr, u16), at: Option<Millis>) -> Vec<&Connection> {
         let is_meant = |connection: &&Connection| {
             connection.outside == outside && at.is_none_or(|at| connection.was_open(at))

@@ -1,4 +1,4 @@
-//! What the data path and node programs are told of source addresses.
+//! Announcements of source addresses to the data path and to node programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use tokio::sync::watch::error::RecvError;
 pub(crate) struct HeldAddress {
     pub(crate) address: IpAddr,
     pub(crate) term: u64,
-    /// Until when, unless that is said again.
+    /// Time until which it is held, unless that is said again.
     pub(crate) until: Instant,
     /// It was handed over a moment ago, and clients are not to come for it yet.
     pub(crate) settling: bool,
@@ -45,7 +45,7 @@ pub(crate) struct Floating {
 pub(crate) struct Announcer {
     /// Source addresses, as far as the data path needs to know.
     sources: watch::Sender<Option<Sources>>,
-    /// Those that the gateway holds.
+    /// Source addresses that the gateway holds.
     held: watch::Sender<Arc<Vec<HeldAddress>>>,
 }
 
@@ -72,7 +72,7 @@ impl Announcer {
     }
 }
 
-/// What was told last.
+/// Announcements that were made last.
 #[derive(Clone)]
 pub(crate) struct Announced {
     pub(crate) sources: watch::Receiver<Option<Sources>>,
@@ -80,7 +80,7 @@ pub(crate) struct Announced {
 }
 
 impl Announced {
-    /// Which source addresses the gateway holds and which it does not.
+    /// Source addresses that the gateway holds, and those that it does not.
     pub(crate) fn floating(&self) -> Floating {
         let sources = self.sources.borrow();
         let held = self.held.borrow();
@@ -105,7 +105,7 @@ impl Announced {
     }
 }
 
-/// What the data path does when these addresses are held. New connections get one that was handed over just now only where there is no other:
+/// State of the data path when these addresses are held. New connections get one that was handed over just now only where there is no other:
 /// answers to it do not come here yet.
 pub(crate) fn sources(
     slots: &[Vec<IpAddr>],

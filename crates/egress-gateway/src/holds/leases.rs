@@ -17,7 +17,7 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client};
 use tokio::time::timeout;
 
-/// How long the API server may take to answer. A renewal counts for 1.8 s from its beginning.
+/// Longest wait for an answer of the API server. A renewal counts for 1.8 s from its beginning.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The Leases of an Egress.
@@ -41,7 +41,7 @@ impl Leases {
         Self { api, egress: egress.name.clone() }
     }
 
-    /// What becomes of the Leases of that many slots. It never ends while there are some, and nothing comes of none.
+    /// Stream of the changes of the Leases of that many slots. It never ends while there are some, and nothing comes of none.
     pub(super) fn watch(&self, count: u32) -> BoxStream<'static, Watched> {
         let one = |slot: u32| {
             let name = source_lease(&self.egress, slot);

@@ -58,7 +58,7 @@ impl Machine {
     }
 }
 
-/// What a gateway says of itself, from the wire.
+/// Condition that a gateway reports of itself, from the wire.
 fn condition(ready: bool, unhealthy: bool, held: u32, copies: Vec<u32>) -> hold::Condition {
     let copies = copies.into_iter().take(MOST).collect();
     hold::Condition { ready, healthy: !unhealthy, held, copies }

@@ -21,7 +21,7 @@ struct CauseLabel {
     cause: &'static str,
 }
 
-/// What a gateway holds.
+/// Metrics of the slots that a gateway holds.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct HoldMetrics {
     held: Gauge,
@@ -81,7 +81,7 @@ impl HoldMetrics {
         self.takeovers.get_or_create(&CauseLabel { cause: name(cause) }).inc();
     }
 
-    /// What it holds now.
+    /// Sets the slots that are held now, with their terms, and the time since the oldest confirmation of one.
     pub(crate) fn set(&self, held: &BTreeMap<u32, Held>, since: Option<Duration>) {
         self.held.set(i64::try_from(held.len()).unwrap_or(i64::MAX));
         self.terms.clear();

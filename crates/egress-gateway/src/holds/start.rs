@@ -27,10 +27,10 @@ use crate::registry::store::Store;
 use crate::sync::start::{self, Copies, Gateway, Started};
 use crate::sync::{Addresses, SyncMetrics};
 
-/// How long tasks may take to end.
+/// Longest wait for tasks to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What the tasks are made with.
+/// Handles and settings with which the tasks are made.
 #[derive(Clone)]
 pub(crate) struct Context {
     pub(crate) client: Client,
@@ -134,7 +134,7 @@ fn start(
     Ok(slots)
 }
 
-/// Which connections members may name: those of clients to addresses that clients may send to.
+/// Connections that members may name: those of clients to addresses that clients may send to.
 struct Known {
     store: Arc<Store>,
     cluster: Cluster,

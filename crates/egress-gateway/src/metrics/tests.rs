@@ -27,7 +27,7 @@ fn the_load_is_without_copies_of_other_gateways_connections() {
     assert_eq!(metrics.load().connections, Some(0), "they are counted at different times");
 }
 
-/// What a gateway serves that has counted something of everything.
+/// Metrics of a gateway that has counted something of everything.
 fn scrape() -> String {
     let mut registry = Registry::default();
     let pod = Pod { namespace: "n".to_owned(), pod: "p".to_owned(), egress: "e".to_owned() };

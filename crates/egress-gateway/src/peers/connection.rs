@@ -30,9 +30,9 @@ const MAX_CONNECTIONS: usize = 4 * MAX_MEMBERS;
 /// Connections from other addresses: of strangers, of a member that the Lease does not show yet, or of one whose packets have the address of
 /// a NAT.
 const MAX_OTHERS: usize = 2 * MAX_MEMBERS;
-/// Of one address.
+/// Connections from one address.
 const MAX_PER_SOURCE: usize = 8;
-/// How long what was sent may stay unacknowledged by the other host.
+/// Longest time in which the other host acknowledges nothing of what was sent.
 const USER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest pause before a member is dialed again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);

@@ -10,9 +10,9 @@ use tokio::time::timeout;
 
 /// Longest message; a longer one ends the connection. That of a member with 256 flows has 25 KiB.
 pub const MAX_FRAME: usize = 64 << 10;
-/// How long the other end may take no bytes.
+/// Longest time in which the other end takes no bytes.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long it may be silent: it sends heartbeats, or answers them.
+/// Longest silence of the other end: it sends heartbeats, or answers them.
 pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A message with its length in front.

@@ -22,7 +22,7 @@ use super::membership::{self, Member, Members};
 
 /// Pause after a write that failed, or was undone by another program.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long the removal of the own annotation may take at the end.
+/// Longest attempt at the end to remove the own annotation.
 const REMOVAL: Duration = Duration::from_secs(2);
 
 /// This gateway in the Lease.

@@ -1,4 +1,4 @@
-//! Who the gateways of an Egress are: annotations of the Lease `NAME-gateways`.
+//! Members: the gateways of an Egress, in annotations of the Lease `NAME-gateways`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -96,9 +96,9 @@ pub fn members(annotations: &BTreeMap<String, String>) -> (Members, Vec<String>)
 /// The pod that the program runs in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnPod {
-    /// Its name, by which it is a member.
+    /// Name of the pod, by which it is a member.
     pub name: String,
-    /// Its UID; empty if that is not known.
+    /// UID of the pod; empty if it is not known.
     pub uid: String,
 }
 

@@ -1,4 +1,4 @@
-//! What waits to be sent to one member.
+//! Queue of the messages to one member.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,7 +50,7 @@ impl Outbox {
         is_taken
     }
 
-    /// How many more messages about flows it takes, and how long the first that waits has waited.
+    /// Number of messages about flows that the queue still takes, and the age of the first that waits.
     pub(super) fn room(&self) -> (usize, Duration) {
         let waiting = self.locked();
         let age = waiting.flows.front().map(|(since, _)| since.elapsed()).unwrap_or_default();

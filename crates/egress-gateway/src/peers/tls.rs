@@ -13,7 +13,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use crate::certificate::{OwnCertificate, key_hash};
 
-/// What both ends speak inside of TLS (RFC 7301).
+/// Name of the protocol inside of TLS, which both ends must speak (ALPN, RFC 7301).
 const PROTOCOL: &[u8] = b"fairlead-egress-peers/1";
 
 /// The certificate of this gateway, which nothing but this process ever has.
@@ -21,7 +21,7 @@ const PROTOCOL: &[u8] = b"fairlead-egress-peers/1";
 pub struct Identity {
     acceptor: TlsAcceptor,
     connector: TlsConnector,
-    /// What others know it by.
+    /// Hash of the public key, by which other gateways know this one.
     pub key: PublicKeyHash,
 }
 

@@ -14,24 +14,24 @@ const MAX_UID: usize = 128;
 pub struct Client {
     /// UID of the pod.
     pub uid: String,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its addresses.
+    /// Addresses of the pod: at most one of each family.
     pub addresses: DualStackAddrs,
 }
 
-/// Why a client is refused.
+/// Reason why a client is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
     /// Another pod has one of its addresses.
     AddressInUse,
-    /// One of its addresses is in no AddressBlock and no `spec.podCIDRs` of the Node.
+    /// An address of the client is in no AddressBlock and no `spec.podCIDRs` of the Node.
     AddressNotOfNode,
-    /// It has no address, two of one family, or one that no pod can have.
+    /// The client has no address, two of one family, or one that no pod can have.
     InvalidAddress,
-    /// Its UID, namespace or name cannot be one.
+    /// The UID, namespace or name is not a valid one.
     InvalidClient,
     /// The kernel refuses its tunnel.
     LinkRefused,
@@ -53,7 +53,7 @@ impl Reason {
         Self::TooManyClients,
     ];
 
-    /// Its name on the wire.
+    /// Name of the reason on the wire.
     pub fn name(self) -> &'static str {
         match self {
             Self::AddressInUse => "AddressInUse",
@@ -72,9 +72,9 @@ impl Reason {
 pub struct Refusal {
     /// UID of the pod.
     pub uid: String,
-    /// Why.
+    /// Reason of the refusal, for programs.
     pub reason: Reason,
-    /// What an operator can do about it.
+    /// Explanation for the operator, with what can be done about it.
     pub message: String,
 }
 
@@ -83,7 +83,7 @@ impl Refusal {
         Self { uid: uid.to_owned(), reason, message: message.into() }
     }
 
-    /// As it is sent.
+    /// The refusal as it is sent.
     pub fn to_wire(&self) -> wire::Refusal {
         let Self { uid, reason, message } = self.clone();
         wire::Refusal { uid, reason: reason.name().to_owned(), message }

@@ -1,4 +1,4 @@
-//! What is accepted, and that no Node can take anything from another one.
+//! Acceptance of clients; no Node can take anything from another one.
 
 use fairlead_address::DualStackAddrs;
 use ipnet::IpNet;

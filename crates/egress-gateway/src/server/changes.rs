@@ -1,4 +1,4 @@
-//! How fast the clients of one Node may change. The data path makes and deletes a link for each, and the clients of all Nodes wait for it: a
+//! Limit of the changes of one Node's clients. The data path makes and deletes a link for each, and the clients of all Nodes wait for it: a
 //! faulty or compromised node program gets no more of its time than that.
 
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +13,7 @@ const RATE: Rate = Rate::one_each(INTERVAL, 2 * MAX_PER_NODE as u64);
 /// kubelet starts fewer pods.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// What each Node has used up.
+/// Changes that each Node has used up.
 #[derive(Debug)]
 pub(super) struct Changes(Mutex<SourceBuckets<String>>);
 

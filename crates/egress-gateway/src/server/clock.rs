@@ -1,4 +1,4 @@
-//! What tokens show of the clock of this node.
+//! Error of this node's clock, as tokens show it.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicI64, Ordering};
 pub(crate) struct ClockError(AtomicI64);
 
 impl ClockError {
-    /// By how many seconds the clock here is ahead of the API server's (positive) or behind it; `None` if no token has shown that.
+    /// Seconds by which the clock here is ahead of the API server's (positive) or behind it; `None` if no token has shown that.
     pub(crate) fn seconds(&self) -> Option<i64> {
         Some(self.0.load(Ordering::Relaxed)).filter(|seconds| *seconds != 0)
     }
 
-    /// What the last token has shown; one that shows nothing leaves it as it is.
+    /// Keeps the error that a token has shown, in seconds; `None` leaves it as it is.
     pub(super) fn set(&self, error: Option<i64>) {
         let Some(seconds) = error else { return };
         let before = self.0.swap(seconds, Ordering::Relaxed);

@@ -30,7 +30,7 @@ const MAX_PER_SOURCE: usize = 16;
 /// Connections of a network of IPv6 (/64), in which one host has all addresses it likes, and others may be nodes as well.
 const MAX_PER_NETWORK: usize = 2048;
 
-/// Where a connection comes from.
+/// Source of a connection.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
     pub(crate) address: IpAddr,

@@ -26,13 +26,13 @@ use crate::review::{Accepted, Rejected, Reviewer};
 
 /// Longest wait for a token.
 const HELLO: Duration = Duration::from_secs(5);
-/// How long a client's AddressBlock may take to arrive here: the node program may have seen it before.
+/// Longest wait for a client's AddressBlock to arrive here: the node program may have seen it before.
 const FACTS: Duration = Duration::from_secs(1);
 
 /// Longest text of a kernel's refusal that is sent.
 const MAX_MESSAGE: usize = 500;
 
-/// What sessions go by.
+/// Stores and channels that sessions read.
 pub(crate) struct Inputs {
     pub(crate) store: Arc<Store>,
     pub(crate) streams: Arc<Streams>,
@@ -61,7 +61,7 @@ impl Inputs {
     }
 }
 
-/// What all sessions share.
+/// State that all sessions share.
 pub(super) struct Context {
     pub(super) inputs: Inputs,
     pub(super) reviewer: Reviewer,
@@ -77,7 +77,7 @@ struct Known {
     replaced: CancellationToken,
     expires: Instant,
     revision: u64,
-    /// What the node program was told last.
+    /// Refusals that the node program was told last, by UID of the pod.
     refusals: BTreeMap<String, Refusal>,
     has_clients: bool,
 }
@@ -191,7 +191,7 @@ impl Session {
         }
     }
 
-    /// What comes next; `None` when the stream or the program ends.
+    /// Next event of the stream; `None` when the stream or the program ends.
     async fn event(&mut self) -> Result<Option<Event>, Status> {
         let Some(known) = &self.known else { return Ok(None) };
         let replaced = known.replaced.clone();

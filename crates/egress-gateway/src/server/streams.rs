@@ -39,7 +39,7 @@ impl Streams {
         self.store.update(|registry| registry.end(node, stream));
     }
 
-    /// How many are open.
+    /// Number of open streams.
     pub(crate) fn count(&self) -> usize {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).len()
     }

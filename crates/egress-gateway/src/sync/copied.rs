@@ -1,4 +1,4 @@
-//! What of a tracked connection is copied to other gateways, and its form on the wire.
+//! Parts of a tracked connection that are copied to other gateways, and their form on the wire.
 
 use std::net::IpAddr;
 
@@ -26,14 +26,14 @@ const TCP_FLAGS: u8 = 0x07;
 const MAX_TIMEOUT: u32 = 432_000;
 const MIN_TIMEOUT: u32 = 600;
 
-/// Which connection of a client it is.
+/// Key of a connection of a client: its original direction, before translation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     /// IANA, "Protocol Numbers".
     pub protocol: u8,
     /// Source of what the client sends.
     pub client: IpAddr,
-    /// Where it goes to.
+    /// Destination of what the client sends.
     pub server: IpAddr,
     /// The client's port, or the identifier of ICMP.
     pub client_port: u16,
@@ -41,12 +41,12 @@ pub struct Key {
     pub server_port: u16,
 }
 
-/// What is known of it.
+/// State of a connection that is copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Copied {
-    /// What the client's address is translated to: an address of a slot.
+    /// Source address that the client's address is translated to: an address of a slot.
     pub source: IpAddr,
-    /// Its port, or the identifier of ICMP.
+    /// Port of the translated source, or the identifier of ICMP.
     pub source_port: u16,
     /// Whether the server has answered.
     pub is_replied: bool,
@@ -54,7 +54,7 @@ pub struct Copied {
     pub is_assured: bool,
     /// Seconds until the holder's kernel forgets it.
     pub timeout: u32,
-    /// Only of TCP.
+    /// State of TCP; only for connections of TCP.
     pub tcp: Option<Tcp>,
 }
 
@@ -73,7 +73,7 @@ impl Copied {
     }
 }
 
-/// What a connection is to the copies of others.
+/// Judgement whether a connection is copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Judged {
     /// One that is copied.
@@ -106,7 +106,7 @@ pub fn judge(flow: &Flow) -> Option<Judged> {
     })
 }
 
-/// Which connection has this original direction; `None` if it is of a kind that is not copied.
+/// Key of the connection with this original direction; `None` if it is of a kind that is not copied.
 pub fn key(original: &Tuple) -> Option<Key> {
     let (client_port, server_port) = match (original.protocol, original.ports) {
         (TCP | UDP, Ports::Ports { source, destination }) => (source, destination),

@@ -13,10 +13,10 @@ use crate::peers::Slots;
 
 /// After this time the kernel is told again of a copy that a full copy still has, so that it does not forget it.
 pub const REFRESH: Duration = Duration::from_secs(240);
-/// How long a gateway that says that it has taken a slot is believed without the Lease.
+/// Longest time for which a gateway that says that it has taken a slot is believed without the Lease.
 pub(crate) const UNCONFIRMED: Duration = Duration::from_secs(5);
 
-/// What a gateway knows of addresses.
+/// Addresses of clients and destinations, as far as a gateway knows them.
 pub trait Addresses: Send + Sync + 'static {
     /// Whether it is that of a registered client, or inside of an AddressBlock or podCIDR of a Node: a client may be registered here later
     /// than at the holder.
@@ -26,7 +26,7 @@ pub trait Addresses: Send + Sync + 'static {
     fn is_destination(&self, address: IpAddr) -> bool;
 }
 
-/// What decides whether a copy is taken.
+/// Facts that decide whether a copy is taken.
 #[derive(Clone, Copy)]
 pub struct Facts<'a> {
     /// All slots.
@@ -35,22 +35,22 @@ pub struct Facts<'a> {
     pub addresses: &'a dyn Addresses,
 }
 
-/// Why something was not taken.
+/// Reason why a copy, or a message with copies, was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refused {
-    /// Its client is no registered client, and no pod has the address.
+    /// The client is not registered, and no pod has the address.
     Client,
-    /// Clients may not send to its destination.
+    /// Clients may not send to the destination.
     Destination,
-    /// It belongs to no slot, or its translated source is no address of the slot.
+    /// The connection belongs to no slot, or its translated source is no address of the slot.
     ForeignSource,
     /// This gateway holds the slot itself.
     Held,
-    /// It is no connection.
+    /// The copy is no valid connection.
     Malformed,
-    /// The kernel refused it, or has another connection in its place.
+    /// The kernel refused the copy, or has another connection in its place.
     Kernel,
-    /// There are too many.
+    /// There are too many copies.
     Full,
     /// The sender does not hold the slot.
     Sender,
@@ -69,7 +69,7 @@ impl Refused {
         Self::Sender,
     ];
 
-    /// Its label.
+    /// Value of the label `reason` in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Client => "client",
@@ -84,14 +84,14 @@ impl Refused {
     }
 }
 
-/// What is to be changed in the kernel.
+/// Change of a connection in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// It is not there.
+    /// A connection that the kernel does not have.
     Add(u32, Key, Copied),
-    /// It is there, with the same translation.
+    /// A connection that the kernel has, with the same translation.
     Update(u32, Key, Copied),
-    /// It is to go.
+    /// A connection that is to go.
     Delete(Key, Copied),
 }
 
@@ -110,11 +110,11 @@ struct Copies {
     /// While a full copy arrives; flows that have come since have this number.
     copying: bool,
     copy: u64,
-    /// When the last full copy had arrived.
+    /// Time when the last full copy had arrived.
     completed: Option<Instant>,
 }
 
-/// Who sends the flows of a slot, in which term, since when.
+/// Pod that sends the flows of a slot, the term in which it does, and the time when that began.
 #[derive(Debug)]
 struct Sender {
     pod: String,
@@ -125,7 +125,7 @@ struct Sender {
 #[derive(Debug)]
 struct Entry {
     copied: Copied,
-    /// When the kernel was told.
+    /// Time when the kernel was told.
     told: Option<Instant>,
     copy: u64,
 }
@@ -136,7 +136,7 @@ impl Incoming {
         Self { limit, ..Self::default() }
     }
 
-    /// How many copies there are.
+    /// Number of copies of all slots.
     pub fn flows(&self) -> usize {
         self.count
     }
@@ -148,7 +148,7 @@ impl Incoming {
         copies.into_iter().flatten().map(|(key, entry)| (*key, entry.copied)).collect()
     }
 
-    /// When the last full copy of a slot had arrived from the gateway that sends now.
+    /// Time when the last full copy of a slot had arrived from the gateway that sends now.
     pub fn completed(&self, slot: u32) -> Option<Instant> {
         self.slots.get(&slot)?.completed
     }
@@ -165,8 +165,8 @@ impl Incoming {
         }
     }
 
-    /// What the kernel has of a slot that another holds: of an earlier process, or of the time when this gateway held it. It is deleted
-    /// unless the next full copy has it.
+    /// Takes over copies that the kernel has of a slot that another holds: of an earlier process, or of the time when this gateway
+    /// held it. A copy is deleted unless the next full copy has it.
     pub fn adopt<'a>(&mut self, slot: u32, flows: impl IntoIterator<Item = &'a Flow>) {
         let copies = self.slots.entry(slot).or_default();
         for flow in flows {

@@ -8,14 +8,14 @@ use super::copied::{self, Copied, Key};
 use super::incoming::Change;
 use crate::peers::Slots;
 
-/// What became of changes.
+/// Result of applying changes.
 #[derive(Debug, Default)]
 pub(super) struct Applied {
     /// Connections that were added or updated.
     pub(super) set: usize,
     /// Connections that were deleted.
     pub(super) deleted: usize,
-    /// What the kernel has not taken, with its words.
+    /// Changes that the kernel has refused, with its words: slot, connection and reason.
     pub(super) failed: Vec<(u32, Key, String)>,
 }
 

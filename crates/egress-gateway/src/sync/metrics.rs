@@ -17,7 +17,7 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
-/// What is counted.
+/// Metrics of the copies of connections.
 #[derive(Debug, Clone, Default)]
 pub struct SyncMetrics {
     pub(super) sent: Counter,
@@ -85,12 +85,12 @@ impl SyncMetrics {
         }
     }
 
-    /// How many connections of other gateways this kernel has.
+    /// Number of connections of other gateways in this kernel.
     pub(crate) fn copies(&self) -> u64 {
         u64::try_from(self.copies.get()).unwrap_or_default()
     }
 
-    /// It has so many.
+    /// Sets the number of connections of other gateways in this kernel.
     pub(crate) fn set_copies(&self, count: usize) {
         self.copies.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
@@ -99,7 +99,7 @@ impl SyncMetrics {
         self.lag.set(lag.as_secs_f64());
     }
 
-    /// What was sent, injected, refused and missed so far, for tests.
+    /// Numbers of connections sent, injected, refused and missed so far, for tests.
     pub fn counts(&self) -> [u64; 4] {
         let refused = Refused::ALL
             .map(|reason| self.refused.get_or_create(&ReasonLabel { reason: reason.name() }).get());

@@ -28,7 +28,7 @@ struct Table {
     addresses: Vec<IpAddr>,
     term: u64,
     flows: BTreeMap<Key, Copied>,
-    /// What has changed since the last message, and whether members had it before.
+    /// Connections that have changed since the last message, and whether members had each before.
     changed: BTreeMap<Key, bool>,
 }
 
@@ -76,12 +76,12 @@ impl Outgoing {
         self.slots.keys().copied().collect()
     }
 
-    /// How many flows others should have a copy of.
+    /// Number of flows that others should have a copy of.
     pub fn flows(&self) -> usize {
         self.slots.values().map(|table| table.flows.len()).fold(0, usize::saturating_add)
     }
 
-    /// Its flows of a slot.
+    /// Flows of a slot.
     #[cfg(test)]
     pub fn table(&self, slot: u32) -> BTreeMap<Key, Copied> {
         self.slots.get(&slot).map(|table| table.flows.clone()).unwrap_or_default()
@@ -169,7 +169,7 @@ impl Outgoing {
         }
     }
 
-    /// What has changed since the last call, for all members, in at most so many messages. The rest comes with the next call.
+    /// Messages to all members with the changes since the last call, at most so many. The rest comes with the next call.
     pub fn changes(&mut self, most: usize) -> Vec<Kind> {
         let mut messages = Vec::new();
         for (slot, table) in &mut self.slots {

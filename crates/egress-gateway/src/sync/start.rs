@@ -17,21 +17,21 @@ use crate::peers::{Hold, Identity, Member, OwnPod, Peers, Slots};
 /// This gateway.
 #[derive(Debug, Clone)]
 pub(crate) struct Gateway {
-    /// Its Egress.
+    /// The Egress of the gateway.
     pub(crate) egress: EgressName,
-    /// Its pod.
+    /// The pod of the gateway.
     pub(crate) pod: OwnPod,
     /// Addresses of its pod.
     pub(crate) addresses: Vec<IpAddr>,
-    /// Where it listens for others; they dial the port of their own.
+    /// Address at which the gateway listens for others; they dial the port of their own.
     pub(crate) listen: SocketAddr,
 }
 
-/// What is copied, and where it is counted.
+/// Inputs of the copies of connections, and their metrics.
 pub(crate) struct Copies {
     /// The slots, as the hold protocol sees them.
     pub(crate) slots: watch::Receiver<Arc<Slots>>,
-    /// Which clients and destinations there are.
+    /// Clients and destinations that members may name.
     pub(crate) addresses: Arc<dyn Addresses>,
     /// Metrics.
     pub(crate) metrics: SyncMetrics,

@@ -102,7 +102,7 @@ impl Kernel {
 struct Bed {
     slots: Slots,
     outgoing: Outgoing,
-    /// What the holder's kernel has.
+    /// Connections in the holder's kernel.
     holder: BTreeMap<Key, Flow>,
     queue: VecDeque<Kind>,
     incoming: Incoming,
@@ -311,7 +311,7 @@ proptest! {
     }
 }
 
-/// What becomes of a flow that a member of this name says in this term.
+/// Reason why a flow is refused that a member of this name sends in this term; `None` if it is taken.
 fn refusal(incoming: &mut Incoming, slots: &Slots, from: &str, term: u64, flow: &Flow) -> Option<Refused> {
     let copied = Copied {
         source: flow.reply.destination,

@@ -19,9 +19,9 @@ use super::metrics::SyncMetrics;
 use super::outgoing::{BATCH, Outgoing};
 use crate::peers::{FLOWS, Heard, News, Peers, Slots};
 
-/// How long changes are gathered before they are sent.
+/// Time in which changes are gathered before they are sent.
 pub const INTERVAL: Duration = Duration::from_millis(80);
-/// How often all connections are compared with the kernel, and copied.
+/// Interval at which all connections are compared with the kernel, and copied.
 const FULL_COPY: Duration = Duration::from_secs(60);
 /// The least time between two full copies of a slot that a member asks for.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -170,10 +170,10 @@ impl Copier {
     }
 }
 
-/// What has happened.
+/// Events that the blocking part works on together.
 struct Step {
     slots: Arc<Slots>,
-    /// Those to members, by their numbers.
+    /// Number of the connection to each member.
     connections: BTreeMap<String, u64>,
     heard: Vec<Heard>,
     /// Whether it is time to send.
@@ -181,7 +181,7 @@ struct Step {
     now: Instant,
 }
 
-/// What the blocking part has.
+/// State of the blocking part.
 struct Worker {
     peers: Arc<Peers>,
     addresses: Arc<dyn Addresses>,
@@ -196,9 +196,9 @@ struct Worker {
     /// Whether notifications were lost since the last comparison, and when the next may be.
     is_missed: bool,
     compare_at: Instant,
-    /// When a member last got a full copy because it asked for it, and whether it has asked again since.
+    /// Time when a member last got a full copy because it asked for it, and whether it has asked again since.
     asked: BTreeMap<(String, u32), (Instant, bool)>,
-    /// When the holder of a slot was last asked for a full copy.
+    /// Time when the holder of a slot was last asked for a full copy.
     wanted: BTreeMap<u32, Instant>,
     /// Whether `events` has more than the end of connections, which is all that a gateway without a slot needs.
     has_all_events: bool,
@@ -427,7 +427,7 @@ impl Worker {
         Ok(())
     }
 
-    /// What the kernel has of all these slots.
+    /// Connections in the kernel that are translated to addresses of these slots.
     fn flows(&mut self, slots: &BTreeSet<u32>) -> Result<Vec<Flow>> {
         let of = |slot: &u32| self.slots.get(slot).map(|slot| slot.addresses.clone()).unwrap_or_default();
         self.table.translated_to(&slots.iter().flat_map(of).collect())

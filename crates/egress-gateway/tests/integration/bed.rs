@@ -193,7 +193,7 @@ impl Bed {
         self.process.as_mut().unwrap().try_wait().unwrap().is_some_and(|status| status.success())
     }
 
-    /// What a path of the gateway's HTTP ports answers.
+    /// Response of a path of the gateway's HTTP ports, with its head.
     pub(crate) fn get(&self, port: u16, path: &str) -> String {
         let connect = || -> std::io::Result<String> {
             let address = SocketAddr::from(([127, 0, 0, 1], port));

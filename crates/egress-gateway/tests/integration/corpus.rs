@@ -68,7 +68,7 @@ fn kept_registrations_never_panic_and_some_are_good() {
     assert_eq!(results, named(expected));
 }
 
-/// How many connections a message has that could be copied.
+/// Number of connections of a message that could be copied.
 fn flows(message: &ToMember) -> usize {
     match &message.kind {
         Some(to_member::Kind::Flows(flows)) => {

@@ -133,7 +133,7 @@ impl Gateway {
         self.slots.send_replace(Arc::new([(0, slot)].into()));
     }
 
-    /// What `conntrack -L` prints of translated connections that have not ended, without timeouts.
+    /// Output of `conntrack -L` on translated connections that have not ended, without timeouts.
     pub(crate) fn listed(&self) -> BTreeSet<String> {
         let list = |family: &str, source: &str| {
             self.namespace.sh(&format!("conntrack -L -f {family} --reply-dst {source} 2>/dev/null"))

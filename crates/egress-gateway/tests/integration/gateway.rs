@@ -236,7 +236,7 @@ fn flows_that_began_while_the_table_was_missing_are_translated_afterwards() {
     assert_eq!(bed.leaked(), 0);
 }
 
-/// What `docs/egress.md` says of deletions at the same time.
+/// Test of the text in `docs/egress.md` on deletions at the same time.
 #[test]
 fn filters_that_are_deleted_together_with_nftables_let_nothing_out() {
     let bed = Bed::new();

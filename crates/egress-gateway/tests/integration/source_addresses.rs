@@ -52,7 +52,7 @@ fn give_to(bed: &Bed, holder: &str, term: u32) {
     lease["metadata"]["resourceVersion"] = json!((1000 + term).to_string());
 }
 
-/// What the server sees as the source of a new flow of the client, in each family.
+/// Source of a new flow of the client, as the server sees it, in each family.
 fn seen(bed: &Bed) -> [Option<IpAddr>; 2] {
     families().map(|family| bed.flow(family.server).seen_as())
 }

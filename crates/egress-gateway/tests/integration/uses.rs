@@ -83,7 +83,7 @@ fn connections_beyond_the_limit_of_a_client_are_rejected() {
     assert_eq!(bed.leaked(), 0);
 }
 
-/// Who had an address and port, as `/connections` says: the names of pods.
+/// Connections of an address and port, as `/connections` lists them.
 fn who(bed: &Bed, outside: SocketAddr, more: &str) -> Vec<serde_json::Value> {
     let path = format!("/connections?address={}&port={}{more}", outside.ip(), outside.port());
     let answer = bed.get(8080, &path);
@@ -122,7 +122,7 @@ fn who_had_an_address_and_port_outside_is_known_while_the_connection_is_open_and
     assert!(bed.get(8080, "/connections?port=1").starts_with("HTTP/1.1 400"));
 }
 
-/// What new connections cost the program.
+/// CPU time that new connections cost the program.
 #[test]
 #[ignore = "prints figures: cargo test -p fairlead-egress-gateway --test integration figures_of_new -- --ignored --nocapture"]
 fn figures_of_new_connections() {

@@ -33,11 +33,11 @@ const MOST_UNHELD: usize = 60;
 
 /// Gateways, and an API server with the Lease of one slot. What is sent arrives at once.
 struct World {
-    /// Of the monotonic clocks.
+    /// Time of the monotonic clocks.
     now: Duration,
     /// By how many seconds each wall clock is wrong.
     errors: [i64; GATEWAYS],
-    /// Those of the times that were written.
+    /// Errors of the times that were written, in seconds.
     written: BTreeSet<i64>,
     version: u64,
     lease: Value,
@@ -144,7 +144,7 @@ impl World {
         }
     }
 
-    /// Who uses the addresses after the next tick.
+    /// Gateways that use the addresses after the next tick.
     fn tick(&mut self) -> Vec<usize> {
         self.now += TICK;
         (0..GATEWAYS).for_each(|number| self.turn(number));
@@ -152,8 +152,8 @@ impl World {
     }
 }
 
-/// Who uses the addresses after each tick, and the errors of the times in the Lease. The holder crashes and starts again later, and meanwhile
-/// the errors become the others.
+/// Gateways that use the addresses after each tick, and the errors of the times in the Lease. The holder crashes and starts again
+/// later, and meanwhile the errors become the others.
 fn run([before, after]: [[i64; GATEWAYS]; 2], crash: usize) -> (Vec<Vec<usize>>, BTreeSet<i64>) {
     let mut world = World::new(before);
     let mut users: Vec<Vec<usize>> = Vec::new();

@@ -13,7 +13,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
 use testbed_netns::Namespace;
 
-/// What the server has, by the last part of the path.
+/// Objects of the server, by the last part of the path.
 pub(crate) type Objects = Arc<Mutex<Vec<(&'static str, Value)>>>;
 
 /// A token of a node program that counts for an audience.
