@@ -11,16 +11,16 @@ use crate::request::{Failure, Mapping, Request};
 use crate::udp::{self, Epoch};
 use crate::{socket, upnp};
 
-/// What is asked for, in seconds (RFC 6886, section 3.3).
+/// Requested lifetime of a mapping, in seconds (RFC 6886, section 3.3).
 const LIFETIME: u32 = 7200;
 /// Longest attempt, with all protocols.
 const ATTEMPT: Duration = Duration::from_secs(3);
 /// Pause after the first attempt in vain, which doubles: a router may start more slowly than the host, but most never answer.
 const MIN_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(600);
-/// The same while an earlier mapping is still valid.
+/// Pause after an attempt in vain while an earlier mapping is still valid.
 const RENEWAL_RETRY_INTERVAL: Duration = Duration::from_secs(30);
-/// How often a gateway is asked whether it has lost its state.
+/// Interval of checks whether the gateway has lost its state.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// UPnP does not tell; there the mapping is added again this often.
 const UPNP_INTERVAL: Duration = Duration::from_secs(300);
@@ -55,7 +55,7 @@ impl Held {
         self.at.elapsed() < self.mapping.lifetime
     }
 
-    /// When it is renewed.
+    /// Time until the mapping is renewed.
     fn renewal_in(&self) -> Duration {
         let half = self.mapping.lifetime / 2;
         let after = if matches!(self.grant, Grant::Upnp(_)) { half.min(UPNP_INTERVAL) } else { half };
@@ -200,7 +200,7 @@ async fn establish(request: &Request, last: Option<&Held>) -> Result<Held, Failu
     Err(failures.find(|failure| *failure != Failure::NoAnswer).unwrap_or(Failure::NoAnswer))
 }
 
-/// By the protocol that granted it, and at the same port if possible.
+/// Renews a mapping by the protocol that granted it, and at the same port if possible.
 async fn renew(held: &Held) -> Result<Held, Failure> {
     let Held { request, mapping, grant, .. } = held;
     let port = mapping.external.port();

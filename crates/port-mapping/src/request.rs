@@ -1,4 +1,4 @@
-//! What is asked for, and what comes of it.
+//! Requests for a port mapping, and their results.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -13,7 +13,7 @@ const MIN_LIFETIME: Duration = Duration::from_secs(10);
 /// Longest time for which a gateway is believed.
 const MAX_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
-/// Whom to ask, and for what.
+/// Gateway that is asked for a mapping, and the port that is to be mapped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// The default gateway. In IPv6 only PCP is spoken, and what it opens is the gateway's firewall.
@@ -32,7 +32,7 @@ pub struct Request {
     pub mark: u32,
 }
 
-/// How a gateway is spoken to.
+/// Protocol for port mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// RFC 6886.
@@ -46,24 +46,24 @@ pub enum Protocol {
 /// A port of a gateway that leads to this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mapping {
-    /// How it was asked for.
+    /// Protocol by which it was granted.
     pub protocol: Protocol,
-    /// Where packets are taken.
+    /// External address and port.
     pub external: SocketAddr,
-    /// For how long, if it is not renewed.
+    /// Lifetime, unless it is renewed.
     pub lifetime: Duration,
 }
 
-/// Why there is no mapping.
+/// Reason why there is no mapping.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
     /// The gateway speaks none of the protocols.
     NoAnswer,
     /// The gateway refuses, or what it offers is of no use.
     Refused {
-        /// How it was asked.
+        /// Protocol of the refused request.
         protocol: Protocol,
-        /// Its reason.
+        /// Reason of the refusal, for users.
         reason: String,
     },
 }

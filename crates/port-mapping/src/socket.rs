@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::Request;
 
-/// When a request is sent, after its beginning, and how long its answer is awaited.
+/// Times at which a request is sent, from the beginning on, and the longest time that its answer is awaited.
 const SENT_AT: [Duration; 3] = [Duration::ZERO, Duration::from_millis(250), Duration::from_millis(500)];
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// Most datagrams that are read in search of the answer.
@@ -20,7 +20,7 @@ const MAX_ANSWERS: usize = 64;
 pub(crate) const MAX_DATAGRAM: usize = 1500;
 /// Hops of a search (UPnP Device Architecture 1.1, section 1.3.2).
 const SEARCH_TTL: u32 = 2;
-/// Where gateways announce that they have restarted (RFC 6886, section 3.2.1; RFC 6887, section 14.1).
+/// UDP port on which gateways announce that they have restarted (RFC 6886, section 3.2.1; RFC 6887, section 14.1).
 const ANNOUNCEMENT_PORT: u16 = 5350;
 
 /// An unconnected UDP socket on the gateway's link.

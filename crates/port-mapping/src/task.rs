@@ -24,11 +24,11 @@ pub struct PortMappings(pub BTreeMap<IpAddr, Result<Mapping, Failure>>);
 /// Whether a port is to be mapped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
-    /// It is not.
+    /// No port is to be mapped.
     No,
-    /// That is not known yet: what there is stays.
+    /// It is not known yet: present mappings stay.
     Unknown,
-    /// It is.
+    /// A port is to be mapped.
     Yes {
         /// Name of the device whose port it is: it leads to no gateway.
         interface: String,
@@ -51,7 +51,7 @@ pub struct PortMappingTask {
     pub found: watch::Sender<PortMappings>,
 }
 
-/// What to do in one address family.
+/// Work in one address family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Work {
     /// There is no gateway now.
@@ -62,7 +62,7 @@ enum Work {
 }
 
 impl PortMappings {
-    /// Where gateways take packets for this node.
+    /// External addresses and ports that gateways have mapped to this node.
     pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         self.0.values().flatten().map(|mapping| mapping.external)
     }
@@ -205,7 +205,7 @@ async fn keep(mapper: &mut PortMapper, work: &Work, found: &watch::Sender<PortMa
     std::future::pending().await
 }
 
-/// What to ask the preferred default gateway of a family; `None` without one. Pure.
+/// Request to the preferred default gateway of a family; `None` without one. Pure.
 fn request(network: &HostNetwork, ipv4: bool, interface: &str, port: u16, nonce: Nonce) -> Option<Request> {
     let is_default = |route: &&Route| {
         let destination = route.destination;

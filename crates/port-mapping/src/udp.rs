@@ -10,9 +10,9 @@ use crate::codec::{nat_pmp, pcp};
 use crate::socket::{self, exchange};
 use crate::{Failure, Mapping, Protocol, Request};
 
-/// Where gateways listen (RFC 6887, section 19.2).
+/// UDP port of gateways (RFC 6887, section 19.2).
 const PORT: u16 = 5351;
-/// How far the clocks of both sides may differ, as a divisor of the time passed, and beside that (RFC 6887, section 8.5).
+/// Tolerated drift of the clocks of both sides (RFC 6887, section 8.5): one part in `DRIFT` of the time passed, and `MARGIN`.
 const DRIFT: u32 = 16;
 const MARGIN: Duration = Duration::from_secs(2);
 

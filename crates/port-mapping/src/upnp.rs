@@ -15,17 +15,17 @@ use crate::codec::upnp::{
 use crate::socket::{self, ANSWER_WITHIN, MAX_DATAGRAM};
 use crate::{Failure, Mapping, Protocol, Request};
 
-/// When searches are sent, after the beginning.
+/// Times of the searches, from the beginning on.
 const SEARCHED_AT: [Duration; 2] = [Duration::ZERO, Duration::from_millis(300)];
 /// Most datagrams that are read in search of the gateway.
 const MAX_ANSWERS: usize = 64;
 /// Longest description or answer; those of real gateways have a few KiB.
 const MAX_RESPONSE: u64 = 128 * 1024;
-/// How long a response may take.
+/// Longest time for one HTTP exchange.
 const RESPONSE_WITHIN: Duration = Duration::from_secs(1);
-/// How many ports are tried.
+/// Most external ports that are tried for one mapping, with the wanted one.
 const MAX_PORTS: usize = 4;
-/// Where other ports are looked for.
+/// Range of the random ports that are tried after the wanted one.
 const OTHER_PORTS: std::ops::Range<u16> = 1024..65_535;
 /// Shown by the gateway to its owner.
 const DESCRIPTION: &str = "Fairlead";
@@ -33,7 +33,7 @@ const DESCRIPTION: &str = "Fairlead";
 const CONFLICT: u16 = 718;
 const ONLY_PERMANENT: u16 = 725;
 const NO_SUCH_ENTRY: u16 = 714;
-/// Those of a gateway that does not have the action.
+/// Error codes of a gateway that does not have the action.
 const INVALID_ACTION: [u16; 2] = [401, 602];
 
 /// Looks for the gateway's best service.

@@ -8,7 +8,7 @@ use fairlead_wire::http::{NotHttp, Response, parse_response};
 /// Longest response that is read, and longest token that is sent back.
 pub const MAX_RESPONSE: usize = 8 << 10;
 const MAX_TOKEN: usize = 1 << 10;
-/// For how long the token is valid, in seconds: one query is made with it.
+/// Lifetime of the token, in seconds: one query is made with it.
 const TOKEN_LIFETIME: u32 = 60;
 const HEADERS: &str = "Host: 169.254.169.254\r\nUser-Agent: fairlead\r\nConnection: close\r\n";
 
@@ -16,7 +16,7 @@ const HEADERS: &str = "Host: 169.254.169.254\r\nUser-Agent: fairlead\r\nConnecti
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Token(String);
 
-/// Why a response is of no use.
+/// Reason why a response is of no use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidResponse {
     /// It is no HTTP response, or ends too early.

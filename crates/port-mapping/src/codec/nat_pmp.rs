@@ -7,19 +7,19 @@ const EXTERNAL_ADDRESS: u8 = 0;
 const MAP_UDP: u8 = 1;
 const RESPONSE: u8 = 0x80;
 
-/// What a gateway says.
+/// Response of a gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Response {
     /// Seconds since the gateway lost its state (RFC 6886, section 3.6).
     pub epoch: u32,
-    /// The answer.
+    /// Result of the request.
     pub outcome: Outcome,
 }
 
-/// What became of a request.
+/// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// The gateway's own address outside.
+    /// The gateway's external address.
     ExternalAddress(Ipv4Addr),
     /// A mapping.
     Mapped {
@@ -27,28 +27,28 @@ pub enum Outcome {
         port: u16,
         /// The port of the gateway's external address.
         external_port: u16,
-        /// In seconds.
+        /// Lifetime in seconds.
         lifetime: u32,
     },
     /// A result code other than zero (RFC 6886, section 3.5).
     Refused {
         /// Whether a mapping was asked for, and not the external address.
         of_mapping: bool,
-        /// Why.
+        /// Result code (RFC 6886, section 3.5).
         code: u16,
     },
 }
 
-/// Why a datagram is no response.
+/// Reason why a datagram is no response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidResponse {
-    /// Shorter than what its opcode has.
+    /// Length in bytes, less than a response with its opcode has.
     #[error("NAT-PMP response of {0} bytes")]
     Length(usize),
-    /// A request, or a response to something else.
+    /// Opcode of a request, or of a response to another request.
     #[error("NAT-PMP opcode {0:#04x} is no response to what was asked")]
     Opcode(u8),
-    /// Of another version; 2 is PCP.
+    /// Another version of the protocol; 2 is PCP.
     #[error("version {0} of the protocol instead of NAT-PMP")]
     Version(u8),
 }

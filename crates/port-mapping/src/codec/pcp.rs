@@ -20,12 +20,12 @@ const MAP_LENGTH: usize = 60;
 /// Result code of a gateway of another version (RFC 6887, section 7.4); NAT-PMP has the same.
 const UNSUPPORTED_VERSION: u8 = 1;
 
-/// What makes a mapping that of its client: whoever has it can renew and delete the mapping (RFC 6887, section 11.2).
+/// Nonce of a mapping: a client that knows it can renew and delete the mapping (RFC 6887, section 11.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Nonce(pub [u8; 12]);
 
 impl Nonce {
-    /// That of the holder of a private key, the same after a restart. It says nothing of the key.
+    /// Nonce derived from a private key, the same after a restart. It says nothing of the key.
     pub fn of(private_key: &[u8; 32]) -> Self {
         let mut nonce = [0; 12];
         // It fails only where more than 8160 bytes are asked for (RFC 5869, section 2.3).
@@ -39,17 +39,17 @@ impl Nonce {
 pub struct MapRequest {
     /// The source address of the request, to which packets are led.
     pub client: IpAddr,
-    /// Of a renewal and a deletion that of the first request.
+    /// Nonce; a renewal and a deletion have that of the first request.
     pub nonce: Nonce,
     /// The client's port.
     pub port: u16,
     /// The external address and port that are wanted; unspecified and zero for any.
     pub suggested: SocketAddr,
-    /// In seconds; zero deletes the mapping.
+    /// Lifetime in seconds; zero deletes the mapping.
     pub lifetime: u32,
 }
 
-/// What a gateway says.
+/// Response of a gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Response {
     /// Seconds since the gateway lost its state (RFC 6887, section 8.5).
@@ -58,7 +58,7 @@ pub struct Response {
     pub outcome: Outcome,
 }
 
-/// What became of a request.
+/// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The state is there.
@@ -68,11 +68,11 @@ pub enum Outcome {
     /// A result code other than zero (RFC 6887, section 7.4), and for how many seconds it will be the same. The nonce is that of
     /// the request if the gateway repeats it.
     Refused {
-        /// Why.
+        /// Result code (RFC 6887, section 7.4).
         code: u8,
-        /// In seconds.
+        /// Seconds for which the result stays the same.
         lifetime: u32,
-        /// Of the refused request.
+        /// Nonce of the refused request.
         nonce: Option<Nonce>,
     },
 }
@@ -80,29 +80,29 @@ pub enum Outcome {
 /// A mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mapped {
-    /// Of the request.
+    /// Nonce of the request.
     pub nonce: Nonce,
     /// The client's port.
     pub port: u16,
-    /// Where packets are taken.
+    /// External address and port.
     pub external: SocketAddr,
-    /// In seconds.
+    /// Lifetime in seconds.
     pub lifetime: u32,
 }
 
-/// Why a datagram is no response.
+/// Reason why a datagram is no response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidResponse {
-    /// Shorter than what its opcode has.
+    /// Length in bytes, less than a response with its opcode has.
     #[error("PCP response of {0} bytes")]
     Length(usize),
-    /// A request, or a response to something else.
+    /// Opcode of a request, or of a response to another request.
     #[error("PCP opcode {0:#04x} is no response to MAP or ANNOUNCE")]
     Opcode(u8),
-    /// For another protocol than UDP.
+    /// IP protocol other than UDP.
     #[error("PCP response for the IP protocol {0}")]
     Protocol(u8),
-    /// Of another version; zero is NAT-PMP.
+    /// Another version of the protocol; zero is NAT-PMP.
     #[error("version {0} of the protocol instead of PCP")]
     Version(u8),
 }

@@ -1,19 +1,19 @@
 //! UPnP Internet Gateway Device, the control point's half: the search for a gateway (SSDP), its description, and the actions
 //! of WANIPConnection:1 and :2 and WANPPPConnection:1 that map a UDP port.
 //!
-//! Of XML only what is needed: the text of named elements. What is written contains addresses, numbers and constants alone;
-//! a gateway's words never go into a request, but for the path that it names.
+//! XML is read only as far as it is needed: the text of named elements. Requests contain addresses, numbers and constants alone;
+//! a gateway's words never go into them, but for the path that it names.
 
 use std::fmt::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use fairlead_wire::http::ResponseHead;
 
-/// Where gateways listen for searches (UPnP Device Architecture 1.1, section 1.3.2).
+/// UDP port of searches (UPnP Device Architecture 1.1, section 1.3.2).
 pub const SEARCH_PORT: u16 = 1900;
-/// The group address of the same.
+/// Multicast group of searches (in the same section).
 pub const SEARCH_GROUP: Ipv4Addr = Ipv4Addr::new(239, 255, 255, 250);
-/// What is searched for: both versions of the device. A gateway of version 2 answers to both.
+/// Targets of a search: both versions of the device. A gateway of version 2 answers to both.
 pub const SEARCH_TARGETS: [&str; 2] = [
     "urn:schemas-upnp-org:device:InternetGatewayDevice:1",
     "urn:schemas-upnp-org:device:InternetGatewayDevice:2",
@@ -46,41 +46,41 @@ pub enum ServiceType {
 /// A service of a gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
-    /// What it is.
+    /// Type and version.
     pub service_type: ServiceType,
-    /// Where its actions are sent.
+    /// URL of its actions.
     pub control: Location,
 }
 
-/// What is asked of a service.
+/// Action of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action<'a> {
-    /// A mapping, at another external port if this one is taken (WANIPConnection:2, section 2.5.18).
+    /// Adds a mapping, at another external port if this one is taken (WANIPConnection:2, section 2.5.18).
     AddAnyPortMapping(PortMapping<'a>),
-    /// A mapping.
+    /// Adds a mapping at this external port.
     AddPortMapping(PortMapping<'a>),
     /// Deletes the mapping of an external UDP port.
     DeletePortMapping(u16),
-    /// The address outside.
+    /// Reads the external address.
     GetExternalIpAddress,
-    /// Whose the mapping of an external UDP port is.
+    /// Reads to which client an external UDP port leads.
     GetSpecificPortMappingEntry(u16),
 }
 
 /// Arguments of a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortMapping<'a> {
-    /// The port outside.
+    /// External UDP port.
     pub external_port: u16,
-    /// Where packets are led.
+    /// Address and port to which the gateway sends packets on.
     pub client: SocketAddr,
     /// Shown by the gateway to its owner. Letters, digits and blanks; everything else is left out.
     pub description: &'a str,
-    /// In seconds; zero for ever.
+    /// Lifetime in seconds; zero for ever.
     pub lease: u32,
 }
 
-/// What a service answers.
+/// Answer of a service to an action.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Answer {
     /// `NewExternalIPAddress`.
@@ -91,7 +91,7 @@ pub struct Answer {
     pub internal_client: Option<IpAddr>,
     /// `NewInternalPort`.
     pub internal_port: Option<u16>,
-    /// Why the service refuses.
+    /// Error code with which the service refuses.
     pub error: Option<u16>,
 }
 
@@ -287,7 +287,7 @@ impl fmt::Display for PortMapping<'_> {
     }
 }
 
-/// What [`Elements`] finds, by local names.
+/// Part of XML that [`Elements`] finds; elements have their local names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Element<'a> {
     Start(&'a str),

@@ -98,7 +98,7 @@ END",
         std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
     }
 
-    /// What a stranger sends to `external` arrives at this host's port.
+    /// Whether a datagram from a stranger to `external` arrives at this host's port.
     pub(crate) fn arrives(&self, external: SocketAddr, host: usize) -> bool {
         let any: IpAddr =
             if external.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
