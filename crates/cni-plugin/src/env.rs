@@ -7,7 +7,7 @@ use fairlead_wire::spool::{is_identifier, is_interface_name};
 use crate::args::PodArgs;
 use crate::failure::{Failure, code};
 
-/// What the runtime requests.
+/// Request of the runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Invocation {
     /// No `CNI_COMMAND`: not called by a runtime.
@@ -41,7 +41,7 @@ pub enum NetworkOperation {
 }
 
 impl NetworkOperation {
-    /// As in `CNI_COMMAND`.
+    /// Name in `CNI_COMMAND`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Gc => "GC",

@@ -35,11 +35,11 @@ pub mod code {
 pub struct Failure {
     /// One of [`code`], or the node program's.
     pub code: u32,
-    /// What failed, on what.
+    /// Operation that failed, with its object.
     pub msg: String,
-    /// What to do about it; may be empty.
+    /// Advice for the user; may be empty.
     pub details: String,
-    /// Its `cniVersion`.
+    /// `cniVersion` of the error.
     pub version: SpecVersion,
 }
 

@@ -32,7 +32,7 @@ pub struct CniResult {
 /// A link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interface {
-    /// Its name.
+    /// Name of the link.
     pub name: String,
     /// Hardware address; empty when it has none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -63,7 +63,7 @@ pub struct InterfaceMore {
 /// An address.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IpConfig {
-    /// With its prefix length; host bits are kept.
+    /// Address with its prefix length; host bits are kept.
     pub address: IpNet,
     /// Position in [`CniResult::interfaces`] of the link that has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -96,13 +96,13 @@ pub struct RouteMore {
     /// TCP maximum segment size to advertise, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advmss: Option<i64>,
-    /// Its metric: the lowest is preferred.
+    /// Metric of the route: the lowest is preferred.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i64>,
-    /// Its routing table; the main table by default.
+    /// Routing table; the main table by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub table: Option<i64>,
-    /// Its scope (`rtm_scope`).
+    /// Scope of the route (`rtm_scope`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scope: Option<i64>,
 }

@@ -18,10 +18,10 @@ pub enum SpecVersion {
 impl SpecVersion {
     /// Every supported version, oldest first.
     pub const ALL: [Self; 4] = [Self::V0_3_1, Self::V0_4_0, Self::V1_0_0, Self::V1_1_0];
-    /// For VERSION, and for errors before the configuration is parsed.
+    /// Version for the VERSION command, and for errors before the configuration is parsed.
     pub const NEWEST: Self = Self::V1_1_0;
 
-    /// As in `cniVersion`.
+    /// Text in `cniVersion`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::V0_3_1 => "0.3.1",
