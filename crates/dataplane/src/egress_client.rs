@@ -33,7 +33,7 @@ pub use steps::{Occupied, Present, Step, Steps, steps};
 /// Protocol of Coil's rules of egress, and of ours (`RTPROT_UNSPEC`, `linux/rtnetlink.h`).
 pub(crate) const RULE_PROTOCOL: u8 = 0;
 
-/// Why a pod does not have the rules and routes that it should have.
+/// Reason why a pod does not have the rules and routes that it should have.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A rule or route has another family or other numbers than those of egress.
@@ -55,14 +55,14 @@ pub enum Error {
         /// Both routes.
         occupied: Box<Occupied>,
     },
-    /// What replies to connections of others need could not be read or set.
+    /// The state for replies to connections of others could not be read or set.
     #[error("network namespace {}: replies by {uplink} to connections that others open: {source}", .netns.display())]
     Replies {
         /// File of the namespace.
         netns: PathBuf,
         /// Name of the uplink.
         uplink: String,
-        /// Why.
+        /// The kernel's error.
         source: fairlead_netlink::Error,
     },
     /// A setting that replies need could not be written.
@@ -70,7 +70,7 @@ pub enum Error {
     Sysctl {
         /// File of the namespace.
         netns: PathBuf,
-        /// Why.
+        /// Error of the setting, with its file.
         source: SysctlError,
     },
     /// Rules or routes could not be read.
@@ -81,7 +81,7 @@ pub enum Error {
     Read {
         /// File of the namespace.
         netns: PathBuf,
-        /// Why.
+        /// The kernel's error.
         source: fairlead_netlink::Error,
     },
     /// The kernel refused a rule or route.
@@ -91,7 +91,7 @@ pub enum Error {
         netns: PathBuf,
         /// The kernel's error, with the request.
         source: fairlead_netlink::Error,
-        /// What to do.
+        /// Advice for users; follows the error in the text.
         advice: String,
     },
 }
@@ -132,7 +132,7 @@ pub fn sync(
     failure.map_or(Ok(done), Err)
 }
 
-/// What [`sync`] would do, without doing it.
+/// Reports what [`sync`] would do, without doing it.
 ///
 /// # Errors
 /// Rules or routes cannot be read.

@@ -72,24 +72,24 @@ const TCP_SYN: u8 = 0x02;
 const TCP_RST: u8 = 0x04;
 const PROTOCOL_TCP: u8 = 6;
 
-/// What the gateway's namespace should have.
+/// Desired state of the gateway's network namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayRouting {
     /// Name of the link to the network.
     pub uplink: String,
-    /// Its MTU in bytes.
+    /// MTU of the uplink in bytes.
     pub uplink_mtu: u32,
     /// The gateway's own addresses, which stay as they are.
     pub own: Vec<IpAddr>,
     /// The index of the tunnel link of each client.
     pub clients: BTreeMap<IpAddr, u32>,
-    /// How many connections a source may have at a time. More are rejected; those of before the limit was set are not counted.
+    /// Most connections that a source may have at a time. More are rejected; those of before the limit was set are not counted.
     pub max_connections: Option<u32>,
     /// Source addresses that float among gateways, if there are any.
     pub sources: Option<Sources>,
 }
 
-/// What one family of the table has counted.
+/// Counters of one family of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GatewayTraffic {
     /// First packets of connections whose source was translated.
@@ -160,7 +160,7 @@ pub fn routed_clients() -> Result<Vec<IpAddr>> {
     Ok(hosts.map(|route| route.destination.addr()).collect())
 }
 
-/// What the table of this desired state has counted, by family; zero while the table is not there.
+/// Counters of the table of this desired state, by family; zero while the table is not there.
 ///
 /// # Errors
 /// The kernel cannot be asked.
@@ -275,7 +275,7 @@ fn of_family(family: IpFamily) -> Vec<Expression> {
     vec![Expression::LoadMeta(Meta::NetworkProtocol), Expression::is_protocol(family)]
 }
 
-/// What belongs to no connection would leave with the client's address: sources are translated by connection.
+/// Drops packets that belong to no connection: sources are translated by connection, so they would leave with the client's address.
 fn drop_invalid(family: IpFamily, uplink: &str) -> Rule {
     let parts = [
         to_or_from(Meta::OutputInterface, uplink),
@@ -351,7 +351,7 @@ fn clamp_to_tunnel(family: IpFamily, uplink_mtu: u32) -> Rule {
     Rule([of_family(family), opens_connection(), clamp].concat())
 }
 
-/// The same for what path MTU discovery has learned. The kernel only ever lowers the option.
+/// Lowers the option of the segment size to what path MTU discovery has learned. The kernel only ever lowers the option.
 fn clamp_to_path() -> Rule {
     let clamp = vec![
         Expression::LoadRouteSegment,

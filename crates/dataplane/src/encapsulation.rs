@@ -44,11 +44,11 @@ const PRIORITY_OUTGOING: i32 = -1;
 /// The tunnels that should be.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Encapsulation {
-    /// Where tunnels begin: at most one address of each family.
+    /// Addresses at which tunnels begin: at most one of each family.
     pub local: Vec<IpAddr>,
-    /// Who may send to them, in any order.
+    /// Addresses from which packets are accepted, in any order.
     pub senders: Vec<IpAddr>,
-    /// What links to other nodes carry, in bytes.
+    /// MTU of links to other nodes, in bytes.
     pub uplink_mtu: u32,
 }
 
@@ -68,7 +68,7 @@ struct Half {
     family: IpFamily,
     link: &'static str,
     kind: &'static str,
-    /// What is in the outer header.
+    /// IP protocol number in the outer header.
     protocol: i32,
     local: &'static str,
     senders: &'static str,
@@ -131,7 +131,7 @@ impl Applier {
         Ok(wanted.local.iter().filter_map(tunnel).collect())
     }
 
-    /// How often the nftables table was read.
+    /// Number of times that the nftables table was read.
     pub fn table_reads(&self) -> usize {
         self.table.reads()
     }
@@ -163,7 +163,7 @@ pub fn remotes_in_use() -> Result<Vec<IpAddr>> {
 
 /// Tunnels of this host.
 struct Present {
-    /// Those with our names and types.
+    /// Links with our names and types.
     ours: BTreeMap<IpFamily, Link>,
     /// The other ends of other programs' tunnels.
     foreign_remotes: Vec<IpAddr>,

@@ -8,8 +8,8 @@
 //! iptables -A FORWARD -m mark --mark 0x10/0x10 -m comment --comment "fairlead: pods and mesh" -j ACCEPT
 //! ```
 //!
-//! What another rule drops stays dropped. Where no policy drops, nothing is marked and the rule goes. Chains that an administrator wrote
-//! for nftables, and those of iptables-legacy, are not changed: [`Forwarding::problems`] says which rule they need.
+//! Packets that another rule drops stay dropped. Where no policy drops, nothing is marked and the rule goes. Chains that an administrator
+//! wrote for nftables, and those of iptables-legacy, are not changed: [`Forwarding::problems`] says which rule they need.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,34 +26,34 @@ use crate::nft_table::{self, Applied};
 
 /// Before `filter` (`NF_IP_PRI_FILTER`, 0), where iptables has its chains.
 pub(crate) const PRIORITY: i32 = -1;
-/// What iptables prints beside the rule.
+/// Comment that iptables prints beside the rule.
 const COMMENT: &str = "fairlead: pods and mesh";
 
 /// The mesh and the pods' network look after the same chains.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// What firewalls of other programs do with forwarded packets.
+/// Findings about forwarded packets in firewalls of other programs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Forwarding {
     /// Whether the policy of any chain is to drop them, so that what is to pass has to be marked.
     pub is_dropped: bool,
-    /// Where marked packets do not pass.
+    /// Chains that marked packets do not pass, and failures to read firewalls.
     pub problems: Vec<ForwardingProblem>,
 }
 
-/// Why forwarded packets of pods and of the mesh may be dropped. `Display` is a sentence for status and Events.
+/// Reason why forwarded packets of pods and of the mesh may be dropped. `Display` is a sentence for status and Events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ForwardingProblem {
     /// A chain drops them.
     Dropped {
-        /// Its name.
+        /// Name of the chain.
         chain: String,
-        /// What lets them through.
+        /// Command that adds a rule to let them through.
         command: String,
-        /// Why this program did not do that: the kernel's refusal.
+        /// The kernel's refusal, if this program tried to add the rule.
         refusal: Option<String>,
     },
-    /// What firewalls do is not known.
+    /// The firewalls could not be read.
     Unreadable {
         /// The kernel's refusal.
         reason: String,
@@ -94,7 +94,7 @@ impl fmt::Display for ForwardingProblem {
 /// Keeps the rules in chains of iptables, and knows which other chains need one.
 #[derive(Debug, Default)]
 pub struct ForwardRules {
-    /// What was found in nftables, and its generation then.
+    /// Findings in nftables, and its generation then.
     known: Option<(Forwarding, u32)>,
     was_dropped: bool,
 }

@@ -14,13 +14,13 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-/// How long changes are gathered before a subscriber is woken: a restart of a network manager makes dozens.
+/// Time for which changes are gathered before a subscriber is woken: a restart of a network manager makes dozens.
 const DEBOUNCE: Duration = Duration::from_millis(100);
 
-/// Which changes concern a subscriber, and what wakes it.
+/// Subscriber: the test of which changes concern it, and the sender that wakes it.
 type Subscriber = (Box<dyn Fn(&Change) -> bool + Send>, watch::Sender<()>);
 
-/// Where subsystems subscribe.
+/// Registry of the subsystems that subscribe to changes.
 #[derive(Clone, Default)]
 pub struct KernelWatch(Arc<Mutex<Vec<Subscriber>>>);
 

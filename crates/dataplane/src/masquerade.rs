@@ -26,7 +26,7 @@ use crate::nft_table::{self, Applied};
 /// `srcnat` (`NF_IP_PRI_NAT_SRC`).
 const PRIORITY: i32 = 100;
 
-/// Whose packets are masqueraded, and where to they are not.
+/// Sources whose packets are masqueraded, and destinations for which they are not.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Masquerade {
     /// Prefixes of the pods, in any order; they may overlap.

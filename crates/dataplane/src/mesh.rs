@@ -1,4 +1,4 @@
-//! What leads packets into the mesh: an nftables table that marks them, rules that look the mark up, and a routing
+//! The way of packets into the mesh: an nftables table that marks them, rules that look the mark up, and a routing
 //! table with the mesh device as default. Behind it stands an `unreachable` default: while the device is down or missing,
 //! marked packets are dropped and never follow the main table in clear text. Where the host has no default route, the table also has
 //! routes to the targets, for the lookup before packets of this host are marked ([`mesh_rules`]).
@@ -30,7 +30,7 @@ use table::table;
 /// The least MTU of a link in IPv6 (RFC 8200, section 5).
 const IPV6_MIN_MTU: u32 = 1280;
 
-/// What the mesh is to carry.
+/// Desired state of the mesh on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MeshState {
     /// Name of the WireGuard device; it has to be there and up.
@@ -43,7 +43,7 @@ pub struct MeshState {
     pub targets_v4: Vec<IpNet>,
     /// IPv6 prefixes of the other nodes, in any order; they may overlap.
     pub targets_v6: Vec<IpNet>,
-    /// What goes past the mesh although its destination is a target.
+    /// Packets that go past the mesh although their destination is a target.
     pub bypass: Bypass,
     /// Prefixes of targets that are reached without the device.
     pub plain: Vec<PlainRoute>,
@@ -87,7 +87,7 @@ pub struct PlainRoute {
 pub struct Bypass {
     /// TCP endpoints of the API server, on this node or elsewhere.
     pub servers: Vec<SocketAddr>,
-    /// Where pods of the managed relay listen: what they answer nodes goes the way it came, since nodes connect to them past the mesh.
+    /// Endpoints of pods of the managed relay: their answers to nodes go the way the request came, since nodes connect to them past the mesh.
     pub relays: Vec<SocketAddr>,
     /// The other nodes' own addresses.
     pub nodes: Vec<IpAddr>,
@@ -100,12 +100,12 @@ pub struct Bypass {
 /// after other programs have changed any table of the kernel.
 #[derive(Debug, Default)]
 pub struct Applier {
-    /// What the table was made of last, and whether it marks what is forwarded.
+    /// State that the table was last made from, and whether the table marks forwarded packets.
     done: Option<(MeshState, bool)>,
     table: Keeper,
     forward_rules: ForwardRules,
     forwarding: Forwarding,
-    /// What the device was given last.
+    /// Addresses that the device was given last.
     addresses: Vec<IpNet>,
 }
 
@@ -133,12 +133,12 @@ impl Applier {
         Ok(applied)
     }
 
-    /// What firewalls of other programs did with forwarded packets at the last [`Self::apply`].
+    /// Findings about forwarded packets in firewalls of other programs, as of the last [`Self::apply`].
     pub fn forwarding(&self) -> &Forwarding {
         &self.forwarding
     }
 
-    /// How often the nftables table was read.
+    /// Number of times that the nftables table was read.
     pub fn table_reads(&self) -> usize {
         self.table.reads()
     }

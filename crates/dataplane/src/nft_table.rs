@@ -6,7 +6,7 @@ use fairlead_netlink::nftables::{self, Elements, Table, TableState, TimedSet};
 use fairlead_netlink::{Error, Family, Message, Result, Socket};
 use nix::libc;
 
-/// What had to be done to a table.
+/// Changes that were made to a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Applied {
     /// Unchanged; nothing was sent.
@@ -25,7 +25,7 @@ pub enum Applied {
 /// Keeps a table that can be large: it is read only after other programs have changed any table of the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Keeper {
-    /// What is known to be in place, and the generation of nftables then.
+    /// State that is known to be in place, and the generation of nftables then.
     done: Option<(TableState, u32)>,
     /// Kept open: closing it waits for the kernel to free what the last transaction deleted, some 10 ms (`nft_rcv_nl_event`).
     socket: Option<Socket>,
@@ -106,7 +106,7 @@ impl Keeper {
         self.socket.take().map_or_else(|| Socket::open(Family::Netfilter), Ok)
     }
 
-    /// How often the table was read.
+    /// Number of times that the table was read.
     pub(crate) fn reads(&self) -> usize {
         self.reads
     }
@@ -165,11 +165,11 @@ fn commit(socket: &mut Socket, wanted: &Table, present: Option<TableState>) -> R
     }
 }
 
-/// What turns the present table into the desired one.
+/// Messages that turn the present table into the desired one.
 struct Planned {
     applied: Applied,
     messages: Vec<Message>,
-    /// What is there then.
+    /// State of the table after the messages.
     state: TableState,
 }
 

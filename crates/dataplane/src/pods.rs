@@ -47,7 +47,7 @@ pub use source_check::check_sources;
 
 /// Names on the host that are tried when others have ours.
 const NAME_TRIES: u32 = 8;
-/// How often and how long to wait for a link to become ready: ten seconds altogether.
+/// Tries, and the first and longest pause between them, while a link becomes ready: ten seconds altogether.
 const SETTLE_TRIES: u32 = 10_000;
 const SETTLE_PAUSE: Duration = Duration::from_micros(50);
 const SETTLE_PAUSE_MAX: Duration = Duration::from_millis(1);
@@ -82,7 +82,7 @@ pub struct PodOnNode {
     pub host_name: String,
     /// Index on the host.
     pub host_index: u32,
-    /// Its addresses, as far as routes lead to them.
+    /// Addresses of the pod, as far as routes lead to them.
     pub addresses: DualStackAddrs,
 }
 

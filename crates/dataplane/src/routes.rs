@@ -34,7 +34,7 @@ const WAY_METRIC: u32 = 1;
 /// blocks in the same tables. A pod's own route precedes them.
 pub(crate) const SOURCE_METRIC: u32 = 2048;
 
-/// What has to be done to a set of routes or rules.
+/// Changes that have to be made to a set of routes or rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference<T> {
     /// Missing in the kernel.
@@ -67,7 +67,7 @@ fn is_own_table(table: u32) -> bool {
 }
 
 /// Compares the desired routes of a table with the present ones. `table` and `protocol` of the desired routes are overridden.
-/// Of two desired routes to one destination with one metric the first counts: a table cannot hold both.
+/// If two desired routes have one destination and metric, the first counts: a table cannot hold both.
 pub fn table_difference(
     table: u32,
     protocol: u8,
@@ -265,7 +265,7 @@ pub fn sync_router(desired: &[Route]) -> Result<(Difference<Route>, Vec<Refused>
     Ok((difference, refused))
 }
 
-/// Why another protocol's route in the place of ours is a problem; `None` if it has the same next hop.
+/// Reason why another protocol's route in the place of ours is a problem; `None` if it has the same next hop.
 fn in_the_way(route: &Route, existing: &[Route]) -> Option<Refused> {
     let same_place = |found: &&Route| (found.destination, found.metric) == (route.destination, route.metric);
     let mut others = existing.iter().filter(same_place).filter(|found| found.protocol != route.protocol);

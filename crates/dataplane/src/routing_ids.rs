@@ -47,11 +47,11 @@ impl Default for RawRoutingIds {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} {number} {reason}")]
 pub struct Reserved {
-    /// Which one.
+    /// Name of the ID: "rule priority", "route protocol".
     pub what: &'static str,
     /// The number.
     pub number: u32,
-    /// What it is reserved for.
+    /// Reason why it cannot be used; follows the number in the text.
     pub reason: &'static str,
 }
 

@@ -45,25 +45,25 @@ pub struct Source {
 /// A link of this node to a network of other hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uplink {
-    /// Its index.
+    /// Index of the link.
     pub link: u32,
-    /// Its name.
+    /// Name of the link.
     pub name: String,
-    /// Its link-layer address.
+    /// Link-layer address of the link.
     pub mac: MacAddress,
     /// An IPv6 address of the link alone, which it has.
     pub link_local: Option<Ipv6Addr>,
 }
 
-/// What the kernel has of it.
+/// State of source addresses in the kernel.
 #[derive(Debug, Clone, Default)]
 pub struct Found {
     host: HostNetwork,
-    /// Of the table of pods.
+    /// Routes of the table of pods.
     routes: Vec<Route>,
-    /// Of the export table.
+    /// Routes of the export table.
     exported: Vec<Route>,
-    /// Entries of this program, and of others.
+    /// Proxy entries of this program, and of others.
     proxies: Vec<Proxy>,
     protocol: u8,
     ignored: Ignored,

@@ -31,7 +31,7 @@ use crate::uplink::{answer_by_mark, has_ipv6};
 /// `NF_IP_PRI_MANGLE` (`linux/netfilter_ipv4.h`)
 const PRIORITY_MANGLE: i32 = -150;
 
-/// Whose connections a client pod answers by its uplink.
+/// Hosts whose connections a client pod answers by its uplink.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replies {
     /// Name of the uplink.
@@ -64,7 +64,7 @@ pub fn sync_replies(netns: &Netns, replies: &Replies) -> Result<Vec<String>, Err
     run(netns, replies, true)
 }
 
-/// What [`sync_replies`] would do.
+/// Reports what [`sync_replies`] would do, one sentence each, without doing it.
 ///
 /// # Errors
 /// The kernel cannot be asked.
@@ -133,7 +133,7 @@ fn wanted_rules(replies: &Replies, index: u32) -> Vec<RoutingRule> {
     replies.families().into_iter().map(|family| rule_of(family, index)).collect()
 }
 
-/// By its numbers, whatever the index: the link may have been made anew.
+/// Whether a rule is ours, by its numbers, whatever the index: the link may have been made anew.
 fn is_own_rule(rule: &RoutingRule) -> bool {
     let is_protocol = [RULE_PROTOCOL, ROUTE_PROTOCOL].contains(&rule.protocol);
     let index = rule.mark.filter(|mark| mark.mask == u32::MAX).map(|mark| mark.value);

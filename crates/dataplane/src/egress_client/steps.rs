@@ -1,4 +1,4 @@
-//! What differs between the rules and routes that a client pod has and those that it should have, and in which order it is
+//! Differences between the rules and routes that a client pod has and those that it should have, and the order in which they are
 //! changed.
 //!
 //! Missing items are added in the order in which the kernel looks them up, and stale ones are deleted in the reverse order
@@ -56,14 +56,14 @@ pub struct Occupied {
     pub by: Route,
 }
 
-/// What has to be done, in this order.
+/// Changes that have to be made, in this order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Steps {
     /// Additions and replacements.
     pub set: Vec<Step>,
     /// Deletions, once everything of `set` that protects from `eth0` is in place.
     pub delete: Vec<Step>,
-    /// What cannot be done.
+    /// Routes that cannot be set, since another program has one in their place.
     pub occupied: Vec<Occupied>,
 }
 
@@ -209,8 +209,8 @@ fn passes_on(route: &Route, rules: [&Vec<Rule>; 2]) -> bool {
 }
 
 impl Step {
-    /// Where the kernel meets the item: at which priority, and whether it is the rule, or a route that the rule looks up; of routes, the longest
-    /// first. Last comes what lets packets pass from one table to the next one, which has to be complete.
+    /// Position at which the kernel meets the item: its priority, and whether it is the rule, or a route that the rule looks up; of routes, the
+    /// longest first. Last comes what lets packets pass from one table to the next one, which has to be complete.
     fn position(&self, rules: [&Vec<Rule>; 2]) -> (u32, bool, Reverse<u8>) {
         match self {
             Self::AddRule(rule) | Self::DeleteRule(rule) => (rule.priority, true, Reverse(0)),

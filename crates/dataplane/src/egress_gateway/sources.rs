@@ -23,7 +23,7 @@ const PRIORITY_OUT: i32 = 300;
 /// If the kernel took a message later than this, the times in it are wrong by too much: a hold ends 0.2 s before another gateway may take the
 /// address, of which the clocks of both may use 0.1 s.
 const LATE: Duration = Duration::from_millis(50);
-/// How often the kernel is told again for that.
+/// Most times that the kernel is told what is held, while its messages come too late.
 const ATTEMPTS: usize = 3;
 
 /// The source addresses of a gateway.
@@ -31,7 +31,7 @@ const ATTEMPTS: usize = 3;
 pub struct Sources {
     /// All of the Egress: this gateway uses one only while it holds it.
     pub floating: BTreeSet<IpAddr>,
-    /// What new connections of a family are translated to. Those of a family without one get the gateway's own address.
+    /// Source address of new connections, by family. Those of a family without one get the gateway's own address.
     pub translate: BTreeMap<IpFamily, IpAddr>,
     /// The gateway holds nothing: what clients send to the outside is dropped.
     pub standby: bool,
@@ -52,11 +52,11 @@ pub struct Holding {
 #[derive(Debug, Default)]
 struct Kept {
     keeper: Keeper,
-    /// Until when each address is held.
+    /// End of the time for which each address is held.
     held: BTreeMap<IpAddr, Instant>,
-    /// How many have been opened.
+    /// Number of [`Holding`]s that have been opened.
     opened: u64,
-    /// The one that is open.
+    /// Number of the [`Holding`] that is open.
     open: Option<u64>,
 }
 
@@ -84,7 +84,7 @@ impl SourceTable {
         self.locked().held.iter().filter(|(_, until)| **until > now).map(|(address, _)| *address).collect()
     }
 
-    /// Until when each address is held, as was said last.
+    /// End of the time for which each address is held, as was said last.
     pub fn deadlines(&self) -> BTreeMap<IpAddr, Instant> {
         self.locked().held.clone()
     }
@@ -231,17 +231,17 @@ fn held_set(family: IpFamily) -> &'static str {
     }
 }
 
-/// What clients send to the outside through a gateway that holds nothing.
+/// Drops packets from clients to the outside, on a gateway that holds nothing.
 pub(super) fn drop_standby(uplink: &str) -> Rule {
     Rule([to_or_from(Meta::OutputInterface, uplink), vec![Expression::Counter, Expression::Drop]].concat())
 }
 
-/// What comes for an address that is not held.
+/// Drops incoming packets for an address that is not held.
 pub(super) fn drop_not_held_in(family: IpFamily, uplink: &str) -> Rule {
     drop_not_held(family, Meta::InputInterface, uplink, AddressEnd::Destination)
 }
 
-/// What leaves with an address that is not held.
+/// Drops outgoing packets from an address that is not held.
 pub(super) fn drop_not_held_out(family: IpFamily, uplink: &str) -> Rule {
     drop_not_held(family, Meta::OutputInterface, uplink, AddressEnd::Source)
 }

@@ -1,7 +1,7 @@
 //! Whether another program uses the numbers of the mesh on this host: marks, the routing table and the names in nftables are those of
 //! KubeSpan. Two programs with the same numbers lead the packets of both into one device, and undo each other's changes.
 //!
-//! What Fairlead made, also an earlier version of it, has its protocol number on routes and rules, and its device is where its default route
+//! Routes and rules of Fairlead, also of an earlier version, have its protocol number, and its device is where its default route
 //! in the table leads. An nftables table of the name and a rule prove nothing: KubeSpan that was switched off
 //! may have left them, and administrators have rules for marks too.
 
@@ -10,7 +10,7 @@ use fairlead_netlink::nftables;
 use fairlead_netlink::route::{Link, Route, RouteSocket};
 use fairlead_netlink::{Family, Result, Socket, wireguard};
 
-/// What of another program is in the way, for users; `None` if the numbers are free or ours. `interface` is the name of our device.
+/// Reports in a sentence for users what another program has in the way; `None` if the numbers are free or ours. `interface` is our device.
 ///
 /// # Errors
 /// The kernel cannot be asked.

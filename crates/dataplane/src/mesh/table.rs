@@ -57,7 +57,7 @@ use crate::forwarding;
 
 /// `IPPROTO_TCP`
 const PROTOCOL_TCP: u8 = 6;
-/// Where the flags are in the TCP header, and two of them (RFC 9293, section 3.1).
+/// Offset of the flags in the TCP header, and two of them (RFC 9293, section 3.1).
 const TCP_FLAGS: u32 = 13;
 const TCP_SYN: u8 = 0x02;
 const TCP_RST: u8 = 0x04;
@@ -171,14 +171,14 @@ fn masquerading(interface: &str) -> Chain {
     Chain { hook: Hook::NatPostrouting, priority: PRIORITY_MASQUERADE, rules }
 }
 
-/// What passes through this host between members of the mesh, whichever links it comes and goes by: neighbours of the location have no
+/// Marks packets that this host forwards between members of the mesh, whichever links they come and go by: neighbours of the location have no
 /// tunnel.
 fn marking(has_own: bool) -> Chain {
     let rules = HALVES.iter().flat_map(|half| half.mark_forwarded(has_own)).collect();
     Chain { hook: Hook::FilterForward, priority: forwarding::PRIORITY, rules }
 }
 
-/// What WireGuard sent itself must not enter it again.
+/// Lets packets pass that WireGuard sent itself: they must not enter it again.
 fn accept_from_wireguard() -> Rule {
     Rule(vec![
         Expression::LoadMeta(Meta::Mark),

@@ -21,7 +21,7 @@ pub enum Error {
     Invalid {
         /// Part of the request.
         field: &'static str,
-        /// Its value.
+        /// Value of that part.
         value: String,
         /// Reason, which follows the value in the text.
         reason: &'static str,
@@ -46,7 +46,7 @@ pub enum Error {
         container_id: String,
         /// File of the namespace.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Error of the system for that file.
         reason: io::Error,
     },
     /// A switch of the link could not be set.
@@ -56,7 +56,7 @@ pub enum Error {
         container_id: String,
         /// Name of the interface.
         ifname: String,
-        /// Which and why.
+        /// Error of the setting, with its file.
         source: SysctlError,
     },
 }

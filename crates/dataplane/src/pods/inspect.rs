@@ -1,4 +1,4 @@
-//! What the kernel shows of one pod's link, on both ends. Only reads.
+//! State of one pod's link in the kernel, on both ends. Only reads.
 
 use std::path::Path;
 
@@ -15,11 +15,11 @@ use crate::routing_ids::RoutingIds;
 pub struct End {
     /// Name of the link.
     pub name: String,
-    /// Its link-layer address.
+    /// Link-layer address of the link.
     pub mac: Option<MacAddress>,
     /// Administratively up.
     pub up: bool,
-    /// Its addresses with their prefix lengths.
+    /// Addresses of the link with their prefix lengths.
     pub addresses: Vec<IpNet>,
 }
 

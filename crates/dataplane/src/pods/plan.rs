@@ -36,13 +36,13 @@ pub struct PodSpec {
     pub netns: PathBuf,
     /// Pool its addresses are from.
     pub pool: String,
-    /// Its addresses.
+    /// Addresses of the pod.
     pub addresses: DualStackAddrs,
     /// MTU of both ends in bytes; the kernel's default is 1500.
     pub mtu: Option<u32>,
     /// Name of the link on the host, if others rely on one; otherwise it is made of the container's.
     pub link_name: Option<String>,
-    /// Of its routes on the host.
+    /// Table, priority and protocol of the pod's routes and rules on the host.
     pub ids: RoutingIds,
 }
 

@@ -15,13 +15,13 @@ use fairlead_netlink::route::{Address, Link, RouteSocket, Scope};
 
 use super::{Error, PodOnNode, Result};
 
-/// Why the addresses of a running pod are not known.
+/// Reason why the addresses of a running pod are not known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unclear {
     /// No file names the namespace of its interface.
     #[error("its network namespace is not among the files of the container runtime")]
     NamespaceNotFound,
-    /// Which of them were allocated cannot be told.
+    /// The interface has several addresses of one family, which are listed: it cannot be told which were allocated.
     #[error("its interface has several addresses of one family: {0}")]
     SeveralAddresses(String),
     /// The namespace cannot be entered or read.

@@ -96,7 +96,7 @@ fn link_by_usual_name(
     Ok(link.filter(|link| belongs_to(link, container_id, ifname)))
 }
 
-/// By alias among all links: those that Coil made have names drawn at random.
+/// Links of an interface, by alias among all links: those that Coil made have names drawn at random.
 pub(super) fn links_of(
     host: &mut RouteSocket,
     container_id: &str,

@@ -19,11 +19,11 @@ pub struct Attached {
     pub container_id: String,
     /// Name of the interface in the pod.
     pub ifname: String,
-    /// Its addresses.
+    /// Addresses of the pod.
     pub addresses: DualStackAddrs,
 }
 
-/// What the kernel has of the pods' links on the host.
+/// State of the pods' links on the host, as the kernel has it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HostEnds {
     /// Links with our alias.
@@ -52,7 +52,7 @@ impl HostEnds {
     }
 }
 
-/// What is to be sent for one pod.
+/// Messages that repair the link of one pod.
 #[derive(Debug, Clone)]
 pub struct Repair {
     /// The runtime's name for the sandbox.
@@ -63,7 +63,7 @@ pub struct Repair {
 }
 
 impl Repair {
-    /// What is missing, as operations on objects.
+    /// Missing items, as operations on objects: one for each message.
     pub fn operations(&self) -> impl Iterator<Item = &str> {
         self.messages.iter().map(|message| message.what.as_str())
     }
@@ -81,7 +81,7 @@ impl Repair {
     }
 }
 
-/// What the links of these pods lack; nothing for a pod without a link, whose address has leaked. Pure.
+/// Repairs of the links of these pods; nothing for a pod without a link, whose address has leaked. Pure.
 pub fn repairs(ids: RoutingIds, attached: &[Attached], found: &HostEnds) -> Vec<Repair> {
     let aliased = |link: &Link| Some((PodAlias::parse(link.alias.as_deref()?)?, link.clone()));
     let links: Vec<(PodAlias, Link)> = found.links.iter().filter_map(aliased).collect();

@@ -14,7 +14,7 @@ pub struct SysctlError {
     pub operation: String,
     /// The file.
     pub path: PathBuf,
-    /// Why.
+    /// Error of the system.
     pub source: io::Error,
 }
 

@@ -28,15 +28,15 @@ impl fmt::Display for Backend {
     }
 }
 
-/// Which implementation to use.
+/// Choice between the implementations of WireGuard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Preference {
-    /// The one the device already has; for a new device the kernel's if there is one.
+    /// Implementation that the device already has; for a new device the kernel's if there is one.
     #[default]
     Auto,
-    /// The kernel's or none.
+    /// The kernel's WireGuard or none.
     Kernel,
-    /// The embedded one.
+    /// The embedded implementation.
     Embedded,
 }
 
@@ -45,15 +45,15 @@ pub enum Preference {
 pub struct Settings {
     /// Name of the link.
     pub interface: String,
-    /// Its MTU in bytes.
+    /// MTU of the link in bytes.
     pub mtu: u32,
-    /// Which implementation to use.
+    /// Implementation to use.
     pub preference: Preference,
-    /// Where an old process may be listening to hand its embedded device over ([`WireGuardDevice::hand_over`]).
+    /// Path of the socket on which an old process may be listening to hand its embedded device over ([`WireGuardDevice::hand_over`]).
     pub handover_socket: Option<PathBuf>,
 }
 
-/// Why a device could not be opened, read or changed.
+/// Reason why a device could not be opened, read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kernel refused, or cannot be asked.
@@ -75,9 +75,9 @@ pub enum Error {
     Foreign {
         /// The link.
         interface: String,
-        /// Its kind: "of kind bridge", "hardware".
+        /// Kind of the link, for the text: "of kind bridge", "hardware".
         kind: String,
-        /// Which implementation was to use it.
+        /// Implementation that was to use it.
         wanted: Backend,
     },
     /// The name is taken by a link without the alias.
@@ -88,7 +88,7 @@ pub enum Error {
     NotOurs {
         /// The link.
         interface: String,
-        /// What its alias would be.
+        /// Alias that a link of ours with this name has.
         alias: String,
     },
     /// The link was removed, renamed, or moved to another network namespace.
@@ -111,7 +111,7 @@ pub trait WireGuardDevice: Send + Sync {
     /// Name of the link.
     fn interface(&self) -> &str;
 
-    /// Its configuration and the state of its peers.
+    /// Configuration of the device, and the state of its peers.
     ///
     /// # Errors
     /// The device was removed, or cannot be read.
@@ -133,7 +133,7 @@ pub trait WireGuardDevice: Send + Sync {
         Ok(())
     }
 
-    /// Why this host did not send the last packet for a peer: a firewall of its own, a missing route. `None` if it did, and where the
+    /// Reason why this host did not send the last packet for a peer: a firewall of its own, a missing route. `None` if it did, and where the
     /// implementation does not tell (the kernel's).
     fn send_error(&self, _peer: &PublicKey) -> Option<String> {
         None

@@ -71,7 +71,7 @@ impl MarkedDevice {
         self.link
     }
 
-    /// Its configuration and the state of its peers.
+    /// Configuration of the device, and the state of its peers.
     ///
     /// # Errors
     /// The device was removed, or cannot be read.
@@ -82,7 +82,7 @@ impl MarkedDevice {
         }
     }
 
-    /// Why this host did not send the last packet for a peer; see [`WireGuardDevice::send_error`](super::WireGuardDevice::send_error).
+    /// Reason why this host did not send the last packet for a peer; see [`WireGuardDevice::send_error`](super::WireGuardDevice::send_error).
     pub fn send_error(&self, peer: &PublicKey) -> Option<String> {
         match &self.implementation {
             Implementation::Embedded(tunnel) => tunnel.send_error(peer),

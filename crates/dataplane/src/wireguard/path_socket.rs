@@ -80,7 +80,7 @@ pub trait PathSocket: AsFd + Send + Sync {
     }
 }
 
-/// How a [`PathSocket`] shares the port of a device.
+/// Way in which a [`PathSocket`] shares the port of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PortAccess {
     /// A port of its own, which rules of nftables join to that of the kernel's WireGuard.
@@ -95,7 +95,7 @@ impl PortAccess {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Nftables, Self::RawSocket, Self::Shared];
 
-    /// As status and metrics show it.
+    /// Name in status and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Nftables => "nftables",
@@ -105,22 +105,22 @@ impl PortAccess {
     }
 }
 
-/// In which address families a [`PathSocket`] works.
+/// Address families in which a [`PathSocket`] works.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathSocketHealth {
-    /// How it shares WireGuard's port.
+    /// Way in which it shares WireGuard's port.
     pub access: PortAccess,
-    /// The families in which it does.
+    /// Families in which it works.
     pub families: Vec<IpFamily>,
-    /// Those in which it should.
+    /// Families that this host has and in which it does not work.
     pub failures: Vec<PathSocketFailure>,
 }
 
-/// Why a [`PathSocket`] does not work in an address family that this host has.
+/// Reason why a [`PathSocket`] does not work in an address family that this host has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathSocketFailure {
     /// The family.
     pub family: IpFamily,
-    /// Why.
+    /// Reason, for users.
     pub reason: String,
 }

@@ -53,7 +53,7 @@ fn addresses(host: &Host) -> [IpAddr; 2] {
     [host.address().into(), host.address6().unwrap().into()]
 }
 
-/// What both ends have: a session in each family.
+/// Configuration of BIRD on both ends: a session in each family.
 fn sessions(own: &[IpAddr; 2], other: &[IpAddr; 2], numbers: [u32; 2], policy: &str) -> String {
     let session = |family: &str, index: usize| {
         format!(

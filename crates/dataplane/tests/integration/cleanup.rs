@@ -1,4 +1,4 @@
-//! What is left of Fairlead in a namespace after the clean-up: nothing, judged by `ip` and `nft`.
+//! Remains of Fairlead in a namespace after the clean-up: none, judged by `ip` and `nft`.
 
 use crate::mesh_common::{apply, in_namespace, run};
 use fairlead_dataplane::cleanup::remove_all;

@@ -72,7 +72,7 @@ impl Pod {
         sync(&self.netns, desired, &self.links()).unwrap()
     }
 
-    /// What a command prints, in one line, without unreachable routes.
+    /// Output of a command in one line, without unreachable routes.
     fn shown(&self, command: &str) -> String {
         let output = self.inside.sh(command);
         let lines = output.lines().filter(|line| !line.starts_with("unreachable"));

@@ -45,7 +45,7 @@ impl Bed {
         bed
     }
 
-    /// What node `own` wants, where these may send to it.
+    /// Desired state of node `own`, where these may send to it.
     fn wanted(own: usize, senders: &[&str]) -> Encapsulation {
         Encapsulation {
             local: NODES[own][..2].iter().map(|text| text.parse().unwrap()).collect(),
@@ -91,7 +91,7 @@ impl Bed {
         self.nodes[0].sh(&ping).trim() == "yes"
     }
 
-    /// How many packets of an IP protocol the router has forwarded.
+    /// Number of packets of an IP protocol that the router has forwarded.
     fn count(&self, chain: &str) -> u64 {
         let listed = self.router.sh(&format!("nft list chain inet judge {chain}"));
         let counts = listed
@@ -189,7 +189,7 @@ fn only_known_nodes_may_send(bed: &Bed, applier: &mut Applier) {
     assert_eq!(received_by(node, "theirs"), 1);
 }
 
-/// How many packets have come out of a link.
+/// Number of packets that have come out of a link.
 fn received_by(node: &Namespace, link: &str) -> u64 {
     let shown = node.sh(&format!("ip -s link show dev {link}"));
     let counts = shown.lines().skip_while(|line| !line.trim_start().starts_with("RX:")).nth(1).unwrap();

@@ -22,7 +22,7 @@ const MEMBER: [&str; 2] = ["10.5.0.1", "fd05::1"];
 /// Behind the uplink, a neighbour of the location, and a host that is no member.
 const NEIGHBOUR: [&str; 2] = ["192.0.2.21", "2001:db8::21"];
 
-/// What a node program does again and again.
+/// Repeated work of a node program.
 #[derive(Default)]
 struct Program {
     rules: ForwardRules,

@@ -1,4 +1,4 @@
-//! What the tests of the mesh share.
+//! Shared parts of the tests of the mesh.
 
 use fairlead_dataplane::mesh::{Applier, Bypass, MeshState};
 use fairlead_dataplane::nft_table::Applied;

@@ -21,13 +21,13 @@ fn mesh() -> MeshState {
     }
 }
 
-/// What Fairlead makes; the device is the kernel's other kind of tunnel, which needs no module.
+/// Makes the mesh as Fairlead does; the device is the kernel's other kind of tunnel, which needs no module.
 fn start_ours() {
     run("ip tuntap add mesh0 mode tun && ip link set mesh0 up");
     apply(&mesh()).unwrap();
 }
 
-/// What KubeSpan makes, in the order in which it does.
+/// Commands that make the state of KubeSpan, in its order.
 const KUBESPAN: [&str; 4] = [
     "ip tuntap add kubespan mode tun && ip link set kubespan up",
     "ip rule add priority 32500 fwmark 0x40/0x60 lookup 180 protocol static",

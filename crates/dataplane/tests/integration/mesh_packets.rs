@@ -1,4 +1,4 @@
-//! Where packets really go: a node between a pod, an uplink and a veth in the place of the WireGuard device.
+//! Ways of real packets: a node between a pod, an uplink and a veth in the place of the WireGuard device.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -105,7 +105,7 @@ fn any(target: &str) -> SocketAddr {
     }
 }
 
-/// Who answers a datagram from here with this mark: "mesh" or "uplink".
+/// Host that answers a datagram from here with this mark: "mesh" or "uplink".
 fn who_answers(from: &Namespace, target: &str, mark: u32) -> String {
     from.run(|| {
         let socket = UdpSocket::bind(any(target)).unwrap();
@@ -305,7 +305,7 @@ fn judge(bed: &Bed, sizes: [u16; 2]) {
     ));
 }
 
-/// What was counted: "open1380", for instance.
+/// Name of the counter that has counted a packet: "open1380", for instance.
 fn counted(bed: &Bed) -> String {
     bed.mesh.sh("nft list table inet judge | grep 'packets 1 ' | grep -o 'comment .*' | tr -dc 'a-z0-9\n' | sed 's/comment//'")
         .trim()
@@ -372,7 +372,7 @@ fn a_segment_that_fits_is_left_alone() {
     }
 }
 
-/// What a program that sends a datagram with this mark is told at once.
+/// Error that a program gets at once which sends a datagram with this mark.
 fn refusal(from: &Namespace, target: &str, mark: u32) -> Option<Errno> {
     from.run(|| {
         let socket = UdpSocket::bind(any(target)).unwrap();

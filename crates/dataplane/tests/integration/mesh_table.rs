@@ -144,7 +144,7 @@ fn neighbours_and_overlaps_change_only_themselves() {
     });
 }
 
-/// Its addresses touch those of other nodes, in both families, and the API server has an IPv4 address.
+/// The addresses of the node touch those of other nodes, in both families, and the API server has an IPv4 address.
 #[test]
 fn a_node_that_comes_or_goes_is_one_message_for_each_set() {
     in_namespace(|| {

@@ -114,7 +114,7 @@ fn pods_are_listed_from_the_kernel_alone_and_removed_once() {
     assert_eq!(rest.iter().map(|pod| pod.container_id.as_str()).collect::<Vec<_>>(), ["six"]);
 }
 
-/// Who asks for a removal need not wait for the kernel's acknowledgement.
+/// A program that asks for a removal need not wait for the kernel's acknowledgement.
 #[test]
 fn a_removal_is_over_as_soon_as_nothing_of_the_pod_is_left() {
     let (host, pod) = (Host::new(), Netns::create().unwrap());

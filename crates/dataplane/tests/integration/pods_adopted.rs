@@ -64,7 +64,7 @@ fn gather(ids: RoutingIds) -> usize {
     pods::gather_routes(ids, &pods::list(ids).unwrap()).unwrap()
 }
 
-/// What a node program with this one pod in its allocation table would send.
+/// Repairs that a node program with this one pod in its allocation table would send.
 fn repairs(host: &Host, spec: &PodSpec) -> Vec<Repair> {
     let (container_id, ifname) = (spec.container_id.clone(), spec.ifname.clone());
     let attached = [Attached { container_id, ifname, addresses: spec.addresses }];

@@ -1,4 +1,4 @@
-//! What has not changed is not sent: `ip monitor` and `nft monitor` report nothing while the same state is applied again,
+//! Unchanged state is not sent: `ip monitor` and `nft monitor` report nothing while the same state is applied again,
 //! and our own counter agrees. One test only: the counter belongs to the whole process.
 
 use std::collections::BTreeMap;

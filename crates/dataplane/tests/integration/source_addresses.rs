@@ -56,7 +56,7 @@ impl Bed {
         Source { address: address(text), pod: address(pod), link: self.link }
     }
 
-    /// What was done.
+    /// Applies these source addresses; the changes that were made.
     fn sync(&self, sources: &[&str]) -> Vec<String> {
         self.sync_keeping(sources, &[])
     }

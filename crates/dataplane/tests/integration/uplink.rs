@@ -1,4 +1,4 @@
-//! What the node finds out about its own links: pure cases on made-up snapshots, and the kernel in namespaces.
+//! Findings of a node about its own links: pure cases on made-up snapshots, and the kernel in namespaces.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};

@@ -1,4 +1,4 @@
-//! What both implementations have to do: two nodes in two namespaces, joined by a veth pair.
+//! Tests for both implementations: two nodes in two namespaces, joined by a veth pair.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};

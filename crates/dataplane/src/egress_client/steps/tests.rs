@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Where a packet goes.
+/// Way of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Eth0,

@@ -4,11 +4,11 @@
 //! Other programs flush nftables. Before each datagram the socket makes sure that the table is there, or the datagram would
 //! leave from the wrong port; [`PathSocket::maintain`] compares all of it.
 //!
-//! Where the table cannot be made, or a test finds that nothing comes through it (a firewall behind it knows WireGuard's port
+//! If the table cannot be made, or a test finds that nothing comes through it (a firewall behind it knows WireGuard's port
 //! alone), raw sockets take its place if they work in more address families: `switching`. The way in use is tested now and then,
 //! and soon after other programs have changed nftables.
 //!
-//! What a birthday attempt needs is in `pins`.
+//! Ports of birthday attempts are in `pins`.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -40,7 +40,7 @@ use backlog::Backlog;
 
 /// Time between tests of a family that failed.
 const TEST_INTERVAL: Duration = Duration::from_secs(60);
-/// What a device keeps of its path socket, whether it is open or not.
+/// State of a device's path socket, whether it is open or not.
 pub(super) struct PathPort {
     socket: UdpPort,
     /// The ports of a birthday attempt, and those that are pinned.
@@ -58,13 +58,13 @@ struct State {
     wireguard: u16,
     /// The generation of nftables in which the table was in place, and what it joined.
     generation: Option<(u32, Joined)>,
-    /// What each family was found to do, and when.
+    /// Time and outcomes of the last test, by family.
     tested: Option<(Instant, [Outcome; 2])>,
-    /// Why the table is not in place.
+    /// Reason why the table is not in place.
     refusal: Option<String>,
     /// In use instead of the table.
     raw: Option<RawPort>,
-    /// When raw sockets were last tried.
+    /// Time at which raw sockets were last tried.
     fell_back: Option<Instant>,
     retests: Retests,
     /// The table is tested while raw sockets are in use.
@@ -229,13 +229,13 @@ impl State {
         self.tested.as_ref().is_some_and(|(_, outcomes)| outcomes.iter().any(Outcome::is_failure))
     }
 
-    /// In how many families.
+    /// Number of families that work.
     fn works(&self) -> usize {
         let tested = self.tested.as_ref().filter(|_| self.refusal.is_none());
         tested.map_or(0, |(_, outcomes)| works(outcomes))
     }
 
-    /// What does not work.
+    /// Reason why the path socket does not work: the kernel's refusal of the table, or the first family that failed its test.
     fn failure(&self) -> Option<&str> {
         let failed =
             self.tested.iter().flat_map(|(_, outcomes)| outcomes).find_map(|outcome| match outcome {

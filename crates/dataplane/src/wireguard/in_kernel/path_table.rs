@@ -76,7 +76,7 @@ const PAYLOAD: u32 = 8;
 /// Binding responses (RFC 8489, section 5): 0x0101 success, 0x0111 error. The second byte of WireGuard's messages is zero.
 pub(super) const STUN_RESPONSE: [u8; 2] = [0x01, 0x01];
 pub(super) const STUN_RESPONSE_MASK: [u8; 2] = [0xff, 0xef];
-/// Where the magic cookie is in STUN messages.
+/// Offset of the magic cookie in STUN messages.
 const STUN_COOKIE: u32 = 4;
 
 /// The ports that a table joins.
@@ -88,12 +88,12 @@ pub(super) struct Ports {
     pub(super) path_socket: u16,
 }
 
-/// Which datagrams the table leads between both ports.
+/// Datagrams that the table leads between both ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Joined {
-    /// All of WireGuard's peers, and of STUN servers.
+    /// All datagrams of WireGuard's peers, and of STUN servers.
     All,
-    /// Those of this host to itself, to test whether they arrive.
+    /// Datagrams of this host to itself, to test whether they arrive.
     Loopback,
     /// None: raw sockets receive them.
     None,

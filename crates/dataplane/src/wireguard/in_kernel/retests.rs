@@ -1,14 +1,14 @@
-//! When the way past WireGuard that is in use is tested again, and whether the better one works by now.
+//! Times of the tests of the way past WireGuard that is in use, and of the better one, which may work by now.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 /// Time between two tests while nothing changes; up to half of it is added, so that nodes do not test together.
 const INTERVAL: Duration = Duration::from_secs(600);
-/// The least after other programs have changed nftables: a firewall may have come or gone. Some programs change it all the time.
+/// Least time between two tests after other programs have changed nftables: a firewall may have come or gone. Some change it all the time.
 const MIN_INTERVAL: Duration = Duration::from_secs(30);
 
-/// When the last test was, and what it has seen.
+/// Time and findings of the last test.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Retests {
     last: Option<Last>,

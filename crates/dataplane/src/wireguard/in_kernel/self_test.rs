@@ -14,7 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::super::PathDatagram;
 
-/// How often a family is tested, and how long each test waits for its datagrams.
+/// Most tests of a family, and the time in which each datagram of a test has to come back.
 const ATTEMPTS: usize = 3;
 const TEST_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -68,7 +68,7 @@ pub(super) fn test(way: Way<'_>, wireguard: u16, others: &mut Vec<PathDatagram>)
     IpFamily::BOTH.map(|family| test_family(way, family, wireguard, others))
 }
 
-/// In how many families.
+/// Number of families that work.
 pub(super) fn works(outcomes: &[Outcome; 2]) -> usize {
     outcomes.iter().filter(|outcome| **outcome == Outcome::Works).count()
 }
@@ -123,7 +123,7 @@ fn returns(way: Way<'_>, wireguard: SocketAddr, datagram: &[u8], others: &mut Ve
     }
 }
 
-/// What both rules of the table let through; each time others, so that no late one counts.
+/// Datagrams that both rules of the table let through; each time others, so that no late one counts.
 fn test_datagrams() -> [Vec<u8>; 2] {
     let token = RandomState::new().hash_one(0_u8).to_be_bytes();
     let response = [&[1, 1, 0, 0], &stun::MAGIC_COOKIE[..], &token, &[0; 4]].concat();

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What the kernel does with an update (`drivers/net/wireguard/netlink.c`, `set_peer`).
+/// Applies an update as the kernel does (`drivers/net/wireguard/netlink.c`, `set_peer`).
 fn apply(state: &mut DeviceState, update: &DeviceUpdate) {
     state.private_key = update.private_key.clone().or(state.private_key.take());
     state.listen_port = update.listen_port.unwrap_or(state.listen_port);

@@ -8,10 +8,10 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::super::super::PathDatagram;
 
-/// The most that wait; more are lost, as the network may lose them.
+/// Most datagrams that wait; more are lost, as the network may lose them.
 const MAX_WAITING: usize = 256;
 
-/// Its descriptor is readable while datagrams wait.
+/// Queue of datagrams with a descriptor that is readable while any wait.
 pub(super) struct Backlog {
     waiting: VecDeque<PathDatagram>,
     readable: EventFd,

@@ -15,7 +15,7 @@ use fairlead_tunnel::ReservedPorts;
 use super::super::path_table;
 use super::{PathPort, State};
 
-/// How often, and how long apart, a port is bound that another process has.
+/// Attempts, and the pause between them, to bind a port that another process has.
 const BIND_ATTEMPTS: u32 = 10;
 const BIND_PAUSE: Duration = Duration::from_millis(50);
 
@@ -73,7 +73,7 @@ impl PathPort {
         Ok(())
     }
 
-    /// What goes to this endpoint leaves from WireGuard's port again.
+    /// Lets datagrams to this endpoint leave from WireGuard's port again.
     pub(super) fn unpin(&self, remote: SocketAddr) {
         let Some(endpoint) = v4(remote) else { return };
         let mut state = self.lock();

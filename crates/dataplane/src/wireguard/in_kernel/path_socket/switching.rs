@@ -15,7 +15,7 @@ use super::{PathPort, State, readable_event};
 /// Time between attempts with raw sockets where neither way works in all families: each interrupts the other way.
 pub(super) const FALL_BACK_INTERVAL: Duration = Duration::from_secs(600);
 
-/// What raw sockets receive: probes and STUN responses, as the table's rules.
+/// Patterns of the datagrams that raw sockets receive: probes and STUN responses, as the table's rules.
 const PROBE: &[Word] = &[Word { offset: 0, mask: u32::MAX, value: u32::from_be_bytes(probe::MAGIC) }];
 const STUN: &[Word] = &[
     Word { offset: 0, mask: upper(STUN_RESPONSE_MASK), value: upper(STUN_RESPONSE) },
@@ -103,7 +103,7 @@ impl PathPort {
         state.retests.record(Instant::now(), generation, retests::random());
     }
 
-    /// What raw sockets have received is not lost: from now on the table's rules lead datagrams past them. Whether it is in place.
+    /// Puts the table in the place of raw sockets; datagrams that they have received are kept. Whether the table is in place.
     fn take_table(&self, state: &mut State, ports: Ports, outcomes: [Outcome; 2]) -> bool {
         if let Err(error) = state.apply_as(ports, Joined::All) {
             tracing::debug!(%error, "the table of the path socket cannot be made yet");
