@@ -54,7 +54,7 @@ const TCP_STATE: u16 = 1;
 /// `TCP_CONNTRACK_TIME_WAIT`, `TCP_CONNTRACK_CLOSE` (`linux/netfilter/nf_conntrack_tcp.h`)
 const TCP_ENDED: [u8; 2] = [7, 8];
 
-/// How many connections each host has opened, by their original sources. TCP connections that have ended and only wait to be forgotten
+/// Number of connections that each host has opened, by their original sources. TCP connections that have ended and only wait to be forgotten
 /// are left out, and those that are translated to one of the addresses `except`. The answer is as large as the table: some 250 bytes for
 /// each connection.
 ///
@@ -138,7 +138,7 @@ pub(crate) fn untranslated_source(connection: &[u8]) -> Parsed<Option<IpAddr>> {
     Ok(source.filter(|source| replies_to == Some(*source)))
 }
 
-/// What replies are addressed to.
+/// Address that replies are sent to.
 fn replies_to(connection: &[u8]) -> Parsed<Option<IpAddr>> {
     end(require(connection, TUPLE_REPLY)?, DESTINATION_IPV4, DESTINATION_IPV6)
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// What went wrong between us and the kernel.
+/// Failure of an exchange with the kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kernel refused one message.
@@ -23,17 +23,17 @@ pub enum Error {
     Socket {
         /// The system call.
         operation: &'static str,
-        /// Its error.
+        /// Error of the call.
         source: io::Error,
     },
     /// A network namespace could not be opened or entered.
     #[error("cannot {operation} network namespace {}: {source}", .path.display())]
     Namespace {
-        /// What was tried: "open", "enter", "create".
+        /// Operation that failed: "open", "enter", "create".
         operation: &'static str,
         /// The file that names the namespace.
         path: PathBuf,
-        /// Why it failed.
+        /// Error of the system.
         source: io::Error,
     },
     /// The kernel answered something we cannot read.
@@ -41,7 +41,7 @@ pub enum Error {
     Malformed {
         /// The operation.
         what: String,
-        /// What is wrong with the answer.
+        /// Reason why the answer cannot be read.
         reason: String,
     },
     /// A request cannot be expressed.
@@ -49,7 +49,7 @@ pub enum Error {
     Invalid {
         /// The operation and its object.
         what: String,
-        /// Why not.
+        /// Reason why it cannot be expressed.
         reason: String,
     },
 }

@@ -5,7 +5,7 @@ use fairlead_address::IpFamily;
 use crate::nftables::{dump, elements, timed};
 use crate::{conntrack, route, wireguard};
 
-/// What the bytes are said to be.
+/// Kind of reply that bytes are read as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyKind {
     /// Frames with their headers, as a subscription to links, addresses, routes and rules receives them.
@@ -49,7 +49,7 @@ impl ReplyKind {
 /// Decodes bytes and returns the number of objects in them.
 ///
 /// # Errors
-/// What is wrong with the bytes.
+/// A text that says what is wrong with the bytes.
 pub fn read(kind: ReplyKind, bytes: &[u8]) -> Result<usize, String> {
     match kind {
         ReplyKind::Changes => route::count_changes(bytes).map_err(|error| error.to_string()),

@@ -21,7 +21,7 @@ const HEADER: usize = 16;
 const RECEIVE: usize = 64 * 1024;
 /// Room for the largest batch: 100,000 prefixes are 4 MB.
 const SEND_BUFFER: usize = 64 << 20;
-/// How often an interrupted dump is tried.
+/// Most attempts at a dump that changes interrupt.
 const MAX_DUMP_ATTEMPTS: usize = 8;
 /// Messages that may be unacknowledged at once: their acknowledgements must fit the receive buffer.
 const WINDOW: usize = 256;
@@ -32,12 +32,12 @@ const TIMEOUT: i64 = 60;
 
 static CHANGES: AtomicU64 = AtomicU64::new(0);
 
-/// How many messages that change kernel state this process has sent so far.
+/// Number of messages that change kernel state which this process has sent so far.
 pub fn changes_sent() -> u64 {
     CHANGES.load(Ordering::Relaxed)
 }
 
-/// Which part of the kernel a socket talks to.
+/// Part of the kernel that a socket talks to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
     /// `NETLINK_ROUTE`
@@ -55,7 +55,7 @@ pub struct Message {
     pub kind: u16,
     /// `nlmsg_flags` besides `NLM_F_REQUEST` and `NLM_F_ACK`, which the socket sets.
     pub flags: u16,
-    /// What follows the header.
+    /// Bytes behind the header.
     pub payload: Vec<u8>,
     /// The operation and its object, for errors: "add address 10.0.0.1/32 to veth1".
     pub what: String,
@@ -66,7 +66,7 @@ pub struct Message {
 pub struct Reply {
     /// `nlmsg_type`
     pub kind: u16,
-    /// What follows the header.
+    /// Bytes behind the header.
     pub payload: Vec<u8>,
 }
 

@@ -27,7 +27,7 @@ const SET_DEVICE: u8 = 1;
 /// `WG_GENL_VERSION`
 const VERSION: u8 = 1;
 
-/// How many peers one message of a device dump has.
+/// Number of peers in one message of a device dump.
 pub(crate) fn count_peers(message: &[u8]) -> Parsed<usize> {
     decode::device(std::iter::once(message)).map(|device| device.peers.len())
 }
@@ -64,7 +64,7 @@ mod allowed_ip {
     pub(super) const PREFIX_LENGTH: u16 = 3;
 }
 
-/// What is to be changed of a device; what is `None` or not listed stays.
+/// Changes to a device; what is `None` or not listed stays.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DeviceUpdate {
     /// New identity.
@@ -86,16 +86,16 @@ impl DeviceUpdate {
     }
 }
 
-/// What is to be changed of a peer; what is `None` stays.
+/// Changes to a peer; what is `None` stays.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerUpdate {
-    /// Which peer.
+    /// Public key of the peer.
     pub public_key: PublicKey,
-    /// Only if it is there (`WGPEER_F_UPDATE_ONLY`); otherwise it is added.
+    /// Whether the peer is changed only if it is there (`WGPEER_F_UPDATE_ONLY`); otherwise it is added.
     pub only_existing: bool,
     /// New symmetric key; all zero for none.
     pub preshared_key: Option<[u8; 32]>,
-    /// Where to send from now on.
+    /// Endpoint to send to from now on.
     pub endpoint: Option<std::net::SocketAddr>,
     /// Seconds between keepalives; zero for none.
     pub persistent_keepalive: Option<u16>,
@@ -123,7 +123,7 @@ impl WireGuard {
         Ok(Self { socket, family })
     }
 
-    /// What the device is configured to, and what it has seen of its peers.
+    /// Reads the configuration of a device, and the state of its peers.
     ///
     /// # Errors
     /// There is no such device or it is none of WireGuard's; the right (`CAP_NET_ADMIN`) is missing.

@@ -1,4 +1,4 @@
-//! What the older iptables does with forwarded packets: `iptables-legacy` keeps tables of its own, which nftables does not show
+//! The forward chain of the older iptables: `iptables-legacy` keeps tables of its own, which nftables does not show
 //! (`linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter_ipv6/ip6_tables.h`, `linux/netfilter/x_tables.h`). Only read here: changing one
 //! rule means replacing the whole table, which is `iptables`' own business.
 
@@ -42,7 +42,7 @@ pub struct LegacyForward {
     pub accepts_mark: bool,
 }
 
-/// Where an entry has what, in bytes.
+/// Offsets and sizes in an entry, in bytes, and the numbers and files of a family.
 struct Layout {
     level: libc::c_int,
     /// `ip` or `ipv6`: what precedes the other fields.
@@ -169,7 +169,7 @@ fn target_offset(layout: &Layout, entry: &[u8]) -> Option<usize> {
 #[derive(PartialEq, Eq)]
 enum Target {
     Other,
-    /// Of the standard target, whose name is empty.
+    /// Verdict of the standard target, whose name is empty.
     Verdict(i32),
 }
 

@@ -28,13 +28,13 @@ const DATAGRAM: usize = 8 << 10;
 /// Something that happened to a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConnectionEvent {
-    /// It has ended, or the kernel forgot it.
+    /// A connection has ended, or the kernel forgot it.
     Destroyed(Flow),
     /// Notifications were lost because they came faster than they were read, or could not be read: dump everything again.
     Missed,
-    /// Its first packet has passed.
+    /// The first packet of a connection has passed.
     New(Flow),
-    /// Its status or state has changed. What has not changed may be missing in the flow.
+    /// The status or state of a connection has changed. What has not changed may be missing in the flow.
     Updated(Flow),
 }
 

@@ -58,18 +58,18 @@ pub const TCP_FLAG_LIBERAL: u8 = 0x08;
 pub struct Tuple {
     /// IANA, "Protocol Numbers".
     pub protocol: u8,
-    /// Where packets of this direction come from.
+    /// Source address.
     pub source: IpAddr,
-    /// Where they go to.
+    /// Destination address.
     pub destination: IpAddr,
-    /// What tells connections between the same addresses apart.
+    /// Ports, or the identifier, type and code of ICMP.
     pub ports: Ports,
 }
 
-/// What of a packet, besides addresses and protocol, belongs to a connection.
+/// Part of a packet that, besides addresses and protocol, tells its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Ports {
-    /// Of ICMP and ICMPv6, of requests and their replies.
+    /// ICMP and ICMPv6: requests and their replies.
     Icmp {
         /// The identifier.
         id: u16,
@@ -80,16 +80,16 @@ pub enum Ports {
     },
     /// Nothing.
     None,
-    /// Of TCP, UDP and other protocols with ports.
+    /// TCP, UDP and other protocols with ports.
     Ports {
-        /// That of the sender.
+        /// Port of the sender.
         source: u16,
-        /// That of the receiver.
+        /// Port of the receiver.
         destination: u16,
     },
 }
 
-/// What is known of a TCP connection; pairs are of the original direction, then of replies.
+/// State of a TCP connection; pairs are of the original direction, then of replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Tcp {
     /// `enum tcp_conntrack` (`linux/netfilter/nf_conntrack_tcp.h`).
@@ -114,26 +114,26 @@ pub struct FlowCounters {
 pub struct Flow {
     /// The direction of its first packet, before any translation.
     pub original: Tuple,
-    /// That of replies, before they are translated back.
+    /// Direction of replies, before they are translated back.
     pub reply: Tuple,
     /// Zone of connection tracking; 0 unless rules set one.
     pub zone: u16,
     /// `enum ip_conntrack_status`, such as [`STATUS_ASSURED`].
     pub status: u32,
-    /// Only if the message has it: notifications do when the state has changed.
+    /// State of TCP, if the message has it: notifications do when the state has changed.
     pub tcp: Option<Tcp>,
     /// Seconds until the kernel forgets it; notifications that it has ended have none.
     pub timeout: Option<u32>,
     /// The mark.
     pub mark: u32,
-    /// Tells it from others that have the same tuples later.
+    /// Number that tells it from others that have the same tuples later.
     pub id: Option<u32>,
-    /// Of the original direction and of replies, where the kernel counts (`net.netfilter.nf_conntrack_acct`).
+    /// Counters of the original direction and of replies, where the kernel counts (`net.netfilter.nf_conntrack_acct`).
     pub counters: Option<[FlowCounters; 2]>,
 }
 
 impl Tuple {
-    /// That of packets in the other direction, without translation. `None` for ICMP messages that have no reply.
+    /// Tuple of packets in the other direction, without translation. `None` for ICMP messages that have no reply.
     pub fn inverted(&self) -> Option<Self> {
         let ports = match self.ports {
             Ports::Icmp { id, kind, code } => {
@@ -277,7 +277,7 @@ impl Flow {
         writer.finish("encode a connection")
     }
 
-    /// What `IPCTNL_MSG_CT_NEW` takes for a connection that is not there yet. The kernel sets the bits of the status that say what is
+    /// Encodes a connection that is not there yet for `IPCTNL_MSG_CT_NEW`. The kernel sets the bits of the status that say what is
     /// translated by itself, and only if it is told the replies without and the translation beside them.
     pub(super) fn encode_new(&self, what: &str) -> crate::Result<Vec<u8>> {
         let mut writer = AttributeWriter::new(&header(self.family()));
@@ -294,8 +294,8 @@ impl Flow {
         writer.finish(what)
     }
 
-    /// What it takes for one that is there: what of it may change. It is found by its replies, so that one that only has the same original
-    /// direction is left alone.
+    /// Encodes the changeable part of a connection that is there. The kernel finds it by its replies, so that one that only has the same
+    /// original direction is left alone.
     pub(super) fn encode_update(&self, what: &str) -> crate::Result<Vec<u8>> {
         let mut writer = AttributeWriter::new(&header(self.family()));
         self.reply.encode(TUPLE_REPLY, &mut writer);
@@ -304,7 +304,7 @@ impl Flow {
         writer.finish(what)
     }
 
-    /// By one of its tuples.
+    /// Encodes a reference to a connection by one of its tuples.
     pub(super) fn encode_key(tuple: &Tuple, is_reply: bool, zone: u16, what: &str) -> crate::Result<Vec<u8>> {
         let family = if tuple.source.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
         let mut writer = AttributeWriter::new(&header(family as u8));

@@ -1,4 +1,4 @@
-//! What connection tracking of this network namespace has counted (`IPCTNL_MSG_CT_GET_STATS_CPU`).
+//! Statistics of connection tracking in this network namespace (`IPCTNL_MSG_CT_GET_STATS_CPU`).
 
 use nix::libc;
 
@@ -42,7 +42,7 @@ pub fn statistics() -> Result<Statistics> {
     Ok(sum)
 }
 
-/// Of the attributes of one CPU.
+/// Statistics of one CPU, from its attributes.
 pub(crate) fn of_cpu(attributes: &[u8]) -> Parsed<Statistics> {
     let number = |kind| find(attributes, kind)?.map_or(Ok(0), be32).map(u64::from);
     Ok(Statistics {

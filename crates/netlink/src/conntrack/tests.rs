@@ -189,7 +189,7 @@ mod flows {
         }
     }
 
-    /// What `conntrack -L` says of every connection, without counters of time.
+    /// Lines of `conntrack -L`, one for each connection, without counters of time.
     fn listed(namespace: &Namespace) -> BTreeSet<String> {
         let lines =
             ["ipv4", "ipv6"].map(|family| namespace.sh(&format!("conntrack -L -f {family} 2>/dev/null")));

@@ -82,7 +82,7 @@ impl AttributeWriter {
     }
 }
 
-/// Why an answer cannot be read; becomes [`Error::Malformed`] with the operation added.
+/// Result of reading an answer. The error says why it cannot be read; it becomes [`Error::Malformed`] with the operation added.
 pub(crate) type Parsed<T> = std::result::Result<T, &'static str>;
 
 /// Reads attributes one after the other; the type comes without its flags.

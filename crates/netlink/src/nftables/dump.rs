@@ -72,7 +72,7 @@ pub fn generation(socket: &mut Socket) -> Result<u32> {
     explain(what, replies.first().map_or(Ok(0), id))
 }
 
-/// What a rule with [`Expression::Counter`](super::Expression::Counter) has counted.
+/// Counters of a rule with [`Expression::Counter`](super::Expression::Counter).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RuleTraffic {
     /// Packets.
@@ -81,7 +81,7 @@ pub struct RuleTraffic {
     pub bytes: u64,
 }
 
-/// What the rules of a table have counted, by [`Rule::fingerprint`](super::Rule::fingerprint); empty when there is no such table.
+/// Counters of the rules of a table, by [`Rule::fingerprint`](super::Rule::fingerprint); empty when there is no such table.
 ///
 /// # Errors
 /// As [`read`].

@@ -10,12 +10,12 @@ pub struct Elements {
     intervals: Vec<Interval>,
 }
 
-/// What turns the elements of a set into others.
+/// Changes that turn the elements of a set into others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
     /// Elements to delete.
     pub deleted: Elements,
-    /// Elements to add then.
+    /// Elements to add after that.
     pub added: Elements,
 }
 
@@ -47,12 +47,12 @@ impl Elements {
         self.intervals.is_empty()
     }
 
-    /// Which addresses they cover.
+    /// Addresses that the elements cover.
     pub fn covered(&self) -> IntervalSet {
         IntervalSet::from_intervals(self.family, self.intervals.clone())
     }
 
-    /// What makes them cover exactly the wanted addresses. An element that may stay does: a node whose addresses touch those of
+    /// Changes after which they cover exactly the wanted addresses. An element stays if it may: a node whose addresses touch those of
     /// another one is one more element, instead of one deleted and a longer one added.
     pub fn difference(&self, wanted: &IntervalSet) -> Difference {
         let is_wanted = |element: &Interval| {

@@ -6,10 +6,10 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 /// type has six bits. The kernel only stores them.
 pub(super) const DATA_TYPE: u32 = 13;
 pub(super) const KEY_TYPE: u32 = (7 << 6) | DATA_TYPE;
-/// Their lengths in bytes.
+/// Lengths of both in bytes.
 pub(super) const DATA_LENGTH: u32 = 2;
 pub(super) const KEY_LENGTH: u32 = 8;
-/// How many elements a map may have; the kernel reserves 16 bytes for each.
+/// Most elements that a map may have; the kernel reserves 16 bytes for each.
 pub(super) const CAPACITY: u32 = 16_384;
 
 /// An endpoint as a key.

@@ -1,4 +1,4 @@
-//! What a rule does, step by step, through one register (`linux/netfilter/nf_tables.h`, `enum nft_*_attributes`).
+//! Steps of a rule, through one register (`linux/netfilter/nf_tables.h`, `enum nft_*_attributes`).
 
 use std::net::IpAddr;
 
@@ -68,7 +68,7 @@ pub enum Expression {
     StoreMeta(Meta),
     /// Loads bytes of the packet.
     LoadPayload {
-        /// Where `offset` counts from.
+        /// Header from which `offset` counts.
         header: Header,
         /// First byte.
         offset: u32,
@@ -83,13 +83,13 @@ pub enum Expression {
     },
     /// Overwrites bytes of the packet with what was loaded.
     StorePayload {
-        /// Where `offset` counts from.
+        /// Header from which `offset` counts.
         header: Header,
         /// First byte.
         offset: u32,
         /// Number of bytes, as many as were loaded.
         length: u32,
-        /// Where the Internet checksum (RFC 1071) over these bytes is in the same header; the kernel repairs it, unless the
+        /// Offset in the same header of the Internet checksum (RFC 1071) over these bytes; the kernel repairs it, unless the
         /// network card is yet to compute it.
         checksum: Option<u32>,
     },
@@ -139,9 +139,9 @@ pub enum Expression {
     ConnectionsOver {
         /// Name of the set, which is for this alone.
         set: String,
-        /// Of the address.
+        /// Family of the address.
         family: IpFamily,
-        /// How many do not end the rule.
+        /// Most connections that do not end the rule.
         most: u32,
     },
     /// Ends the chain, drops the packet and tells its source so by ICMP: communication is administratively prohibited (RFC 1812 section 5.2.7.1,

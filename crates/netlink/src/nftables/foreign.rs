@@ -84,9 +84,9 @@ impl fmt::Display for TableFamily {
 pub struct ForwardChain {
     /// Family of its table.
     pub family: TableFamily,
-    /// Its table.
+    /// Name of its table.
     pub table: String,
-    /// Its name.
+    /// Name of the chain.
     pub name: String,
     /// Whether its policy is to drop.
     pub drops: bool,
@@ -135,7 +135,7 @@ pub fn forward_chains(socket: &mut Socket) -> Result<Vec<ForwardChain>> {
 pub struct AcceptingRule {
     /// The kernel's number of it in its table.
     pub handle: u64,
-    /// What its `comment` match says; by that a program knows its own.
+    /// Text of its `comment` match; by that a program knows its own.
     pub comment: Option<String>,
 }
 
@@ -257,7 +257,7 @@ fn parse_accepting(body: &[u8], of: &ForwardChain, mark: u32) -> Parsed<Option<A
     Ok(comment.map(|comment| AcceptingRule { handle, comment }))
 }
 
-/// What the first `comment` match of a rule says (`struct xt_comment_info`).
+/// Text of the first `comment` match of a rule (`struct xt_comment_info`).
 fn comment(expressions: &[u8]) -> Parsed<Option<String>> {
     for element in attributes(expressions) {
         let (_, element) = element?;
@@ -272,7 +272,7 @@ fn comment(expressions: &[u8]) -> Parsed<Option<String>> {
     Ok(None)
 }
 
-/// How much of a rule's comparison of the mark has been read.
+/// Progress in reading a rule's comparison of the mark.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Seen {
     Nothing,

@@ -1,4 +1,4 @@
-//! What steps of a rule are about: properties and headers of packets, ends of addresses, comparisons.
+//! Operands of the steps of a rule: properties and headers of packets, ends of addresses, comparisons.
 
 /// A property of a packet that is not in its bytes (`enum nft_meta_keys`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl Meta {
     }
 }
 
-/// Where a payload's offset counts from (`enum nft_payload_bases`).
+/// Header from which a payload's offset counts (`enum nft_payload_bases`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Header {
     /// The IP header.
@@ -51,10 +51,10 @@ impl Header {
     }
 }
 
-/// Whose address the destination is for this host (`enum nft_fib_result`, `linux/rtnetlink.h`).
+/// Type of the destination address for this host (`enum nft_fib_result`, `linux/rtnetlink.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DestinationType {
-    /// `RTN_LOCAL`: its own.
+    /// `RTN_LOCAL`: an address of this host.
     Local,
 }
 
@@ -70,13 +70,13 @@ impl DestinationType {
 /// An address in the IP header (RFC 791, section 3.1; RFC 8200, section 3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressEnd {
-    /// Its destination.
+    /// Destination of the packet.
     Destination,
-    /// Its source.
+    /// Source of the packet.
     Source,
 }
 
-/// How a register is compared: byte by byte, so greater and less are meaningful for network order only.
+/// Comparison of a register: byte by byte, so greater and less are meaningful for network order only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Comparison {
     /// `NFT_CMP_GTE`
@@ -125,5 +125,5 @@ pub const CONNECTION_ORIGINAL: u8 = 0;
 /// `IP_CT_DIR_REPLY` (`linux/netfilter/nf_conntrack_tuple_common.h`)
 pub const CONNECTION_REPLY: u8 = 1;
 
-/// How many addresses a set of [`super::Expression::ConnectionsOver`] holds.
+/// Most addresses in a set of [`super::Expression::ConnectionsOver`].
 pub const COUNTED_ADDRESSES: u32 = 65_536;

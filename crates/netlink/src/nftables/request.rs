@@ -37,7 +37,7 @@ pub(super) fn request(number: i32, what: &str, write: impl FnOnce(&mut Attribute
     message(number, 0, what.to_owned(), write)
 }
 
-/// What follows the family's header.
+/// Part of a reply behind the family's header.
 pub(super) fn body(reply: &Reply) -> Parsed<&[u8]> {
     reply.payload.get(FAMILY_HEADER..).ok_or("a truncated message")
 }

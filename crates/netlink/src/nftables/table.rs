@@ -11,31 +11,31 @@ use super::elements::Elements;
 use super::expression::Expression;
 use super::uapi::NF_ACCEPT;
 
-/// What a map has: a port for each IPv4 address and port (`ipv4_addr . inet_service : inet_service`). It takes up to
+/// Elements of a map: a port for each IPv4 address and port (`ipv4_addr . inet_service : inet_service`). It takes up to
 /// 16,384 elements; the kernel refuses more.
 pub type EndpointMap = BTreeMap<SocketAddrV4, u16>;
 
 /// A whole table of family `inet`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
-    /// Its name.
+    /// Name of the table.
     pub name: String,
-    /// Its sets by name.
+    /// Interval sets by name.
     pub sets: BTreeMap<String, IntervalSet>,
-    /// Its sets of addresses that vanish after a time, by name. What they have is no part of [`TableState`]: it changes by itself.
+    /// Sets of addresses that vanish after a time, by name. Their elements are no part of [`TableState`]: they change by themselves.
     pub timed: BTreeMap<String, TimedSet>,
-    /// Its maps by name; sets and maps share one name space.
+    /// Maps by name; sets and maps share one name space.
     pub maps: BTreeMap<String, EndpointMap>,
-    /// Its chains by name.
+    /// Chains by name.
     pub chains: BTreeMap<String, Chain>,
 }
 
 /// The addresses of a set, each of which vanishes after its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TimedSet {
-    /// Of all addresses; others are left out.
+    /// Family of all addresses; others are left out.
     pub family: IpFamily,
-    /// For how long from now each is in the set, in whole milliseconds.
+    /// Time from now for which each address is in the set, in whole milliseconds.
     pub addresses: BTreeMap<IpAddr, Duration>,
 }
 
@@ -50,7 +50,7 @@ pub struct Chain {
     pub rules: Vec<Rule>,
 }
 
-/// Where a chain sees packets, and what changing them there means.
+/// Hook of a chain: where it sees packets, and what changing them there means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hook {
     /// `type filter hook forward`: packets that pass through this host.
@@ -125,7 +125,7 @@ pub struct TableShape {
     pub chains: BTreeMap<String, ChainShape>,
 }
 
-/// What a set holds.
+/// Type of the elements of a set or map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetShape {
     /// An [`EndpointMap`].
@@ -149,7 +149,7 @@ pub struct ChainShape {
     pub rules: Vec<Option<u64>>,
 }
 
-/// How a base chain is hooked in.
+/// Hook, priority and policy of a base chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BaseShape {
     /// `filter`, `route` or `nat`.
@@ -167,14 +167,14 @@ pub struct BaseShape {
 pub struct TableState {
     /// Everything but the elements.
     pub shape: TableShape,
-    /// What the interval sets hold, by name.
+    /// Elements of the interval sets, by name.
     pub sets: BTreeMap<String, Elements>,
-    /// What the maps have, by name.
+    /// Elements of the maps, by name.
     pub maps: BTreeMap<String, EndpointMap>,
 }
 
 impl From<Table> for TableState {
-    /// What [`read`](super::read) reports once the table is created.
+    /// State that [`read`](super::read) reports once the table is created.
     fn from(table: Table) -> Self {
         let shape = table.shape();
         let sets = table.sets.into_iter().map(|(name, set)| (name, set.into())).collect();
@@ -193,7 +193,7 @@ impl Table {
         rules.flat_map(|rule| &rule.0).filter_map(counted).collect()
     }
 
-    /// What [`read`](super::read) reports once the table is in place.
+    /// Shape that [`read`](super::read) reports once the table is in place.
     pub fn shape(&self) -> TableShape {
         let chain = |chain: &Chain| ChainShape {
             base: Some(BaseShape {

@@ -87,7 +87,7 @@ fn key(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// What the sets of this kind in a table have, by name, and for how long from now.
+/// Reads the sets of this kind in a table, by name: their addresses, and the time from now for which each stays.
 ///
 /// # Errors
 /// The kernel refuses, or its answer cannot be decoded.

@@ -42,13 +42,13 @@ pub(super) fn message(kind: u16, flags: u16, body: &impl Emitable, what: String)
 /// One end of a veth pair that is created.
 #[derive(Debug, Clone, Copy)]
 pub struct VethEnd<'a> {
-    /// Its name, at most 15 bytes.
+    /// Name of the link, at most 15 bytes.
     pub name: &'a str,
-    /// Its link-layer address; the kernel draws one if it is missing.
+    /// Link-layer address; the kernel draws one if it is missing.
     pub mac: Option<MacAddress>,
-    /// Its MTU in bytes; the kernel's default is 1500.
+    /// MTU in bytes; the kernel's default is 1500.
     pub mtu: Option<u32>,
-    /// Its group; 0 is the default.
+    /// Group of the link; 0 is the default.
     pub group: u32,
 }
 

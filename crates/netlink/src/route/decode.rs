@@ -149,7 +149,7 @@ fn info(nested: &[u8]) -> Decoded<(Option<String>, Option<TunnelEnds>)> {
     Ok((kind, is_tunnel.then(|| tunnel_ends(&data.unwrap_or_default()))))
 }
 
-/// What cannot be read is any address: the link is there all the same.
+/// Addresses of a tunnel. An address that cannot be read counts as any address: the link is there all the same.
 fn tunnel_ends(nested: &[u8]) -> TunnelEnds {
     let mut ends = TunnelEnds::default();
     for attribute in NlasIterator::new(nested).map_while(Decoded::ok) {

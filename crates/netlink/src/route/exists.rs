@@ -6,7 +6,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
-/// What the library's macro makes.
+/// Function that the library's macro makes.
 mod ioctl {
     use nix::libc;
 

@@ -13,7 +13,7 @@ use crate::{Error, Message, Result};
 
 /// `struct tcmsg` in bytes.
 const HEADER: usize = 20;
-/// Offsets of `tcm_handle` and `tcm_info` in it.
+/// Offsets of `tcm_handle` and `tcm_info` in that header.
 const HANDLE: std::ops::Range<usize> = 8..12;
 const INFO: std::ops::Range<usize> = 16..20;
 /// `TCA_KIND`, `TCA_OPTIONS` (`linux/rtnetlink.h`).
@@ -55,12 +55,12 @@ impl FilterHook {
     }
 }
 
-/// Where a filter is. No two filters have the same place.
+/// Place of a filter. No two filters have the same place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FilterPlace {
     /// Index of the link.
     pub link: u32,
-    /// Its hook.
+    /// Hook of the link.
     pub hook: FilterHook,
     /// Less comes first; 1 is the first.
     pub priority: u16,

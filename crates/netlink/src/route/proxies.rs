@@ -27,7 +27,7 @@ pub struct Proxy {
     pub address: IpAddr,
     /// Index of the link.
     pub link: u32,
-    /// Who added it (`NDA_PROTOCOL`, the numbers of routes); 0 if that was not said.
+    /// Program that added it (`NDA_PROTOCOL`, the numbers of routes); 0 if that was not said.
     pub protocol: u8,
 }
 

@@ -36,7 +36,7 @@ impl fmt::Display for MacAddress {
     }
 }
 
-/// How far an address or route reaches: `rtm_scope`, `ifa_scope` (`linux/rtnetlink.h`).
+/// Reach of an address or route: `rtm_scope`, `ifa_scope` (`linux/rtnetlink.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Scope(pub u8);
 
@@ -53,7 +53,7 @@ impl Scope {
     pub const NOWHERE: Self = Self(255);
 }
 
-/// What happens to packets on a route: `rtm_type` (`linux/rtnetlink.h`).
+/// Treatment of packets on a route: `rtm_type` (`linux/rtnetlink.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RouteKind(pub u8);
 
@@ -101,7 +101,7 @@ pub struct Link {
     /// It can send (`IF_OPER_UP`; a device that does not report its state counts as up). After the carrier comes up the kernel
     /// takes a moment to reach this state, and drops packets sent before (RFC 2863, section 3.1.13).
     pub operational: bool,
-    /// Its class.
+    /// Class of the link.
     pub layer: LinkLayer,
     /// Link-layer address, if it has one of 48 bits.
     pub mac: Option<MacAddress>,
@@ -111,9 +111,9 @@ pub struct Link {
     pub peer_index: Option<u32>,
     /// Namespace [`peer_index`](Self::peer_index) counts in, if not this one (`IFLA_LINK_NETNSID`).
     pub peer_netns: Option<i32>,
-    /// Its group (`IFLA_GROUP`); 0 unless it was given one.
+    /// Group of the link (`IFLA_GROUP`); 0 unless it was given one.
     pub group: u32,
-    /// Where an IP tunnel begins and ends; `None` for links of other types.
+    /// Both ends of an IP tunnel; `None` for links of other types.
     pub tunnel: Option<TunnelEnds>,
 }
 
@@ -169,9 +169,9 @@ pub struct Address {
     pub link: u32,
     /// The address with the prefix length of its network.
     pub prefix: IpNet,
-    /// How far it may be used.
+    /// Scope in which it may be used.
     pub scope: Scope,
-    /// Its properties.
+    /// Properties of the address.
     pub flags: AddressFlags,
 }
 
@@ -203,15 +203,15 @@ pub struct NextHop {
 pub struct Route {
     /// Table it is in.
     pub table: u32,
-    /// Where it leads.
+    /// Destination prefix.
     pub destination: IpNet,
-    /// What happens to packets.
+    /// Treatment of packets.
     pub kind: RouteKind,
     /// Next router; may be IPv6 for an IPv4 route (RFC 5549).
     pub gateway: Option<IpAddr>,
     /// Index of the link.
     pub link: Option<u32>,
-    /// Its origin (`rtm_protocol`, `/etc/iproute2/rt_protos`).
+    /// Origin of the route (`rtm_protocol`, `/etc/iproute2/rt_protos`).
     pub protocol: u8,
     /// IPv4: how far the destination is. Always [`Scope::UNIVERSE`] in IPv6.
     pub scope: Scope,
@@ -294,9 +294,9 @@ impl fmt::Display for Route {
 /// A value of some bits of the packet mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mark {
-    /// What the bits must be.
+    /// Value that the bits must have.
     pub value: u32,
-    /// Which bits count.
+    /// Mask of the bits that count.
     pub mask: u32,
 }
 
@@ -323,7 +323,7 @@ pub struct Rule {
     pub suppressed_length: Option<u32>,
     /// Packets of this protocol only (`FRA_IP_PROTO`).
     pub ip_protocol: Option<u8>,
-    /// Who made it (`FRA_PROTOCOL`).
+    /// Program that made it (`FRA_PROTOCOL`).
     pub protocol: u8,
     /// A dumped rule has conditions or an action that this type cannot express; such a rule cannot be added.
     pub has_more: bool,

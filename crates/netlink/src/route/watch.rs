@@ -125,7 +125,7 @@ impl AsRawFd for Subscription {
     }
 }
 
-/// What a [`ChangeSignal`] is woken by: links, routes, rules, filters, settings of interfaces.
+/// Groups of the notifications that wake a [`ChangeSignal`]: links, routes, rules, filters, settings of interfaces.
 const SIGNALLED: u32 = (libc::RTMGRP_LINK
     | libc::RTMGRP_IPV4_ROUTE
     | libc::RTMGRP_IPV6_ROUTE

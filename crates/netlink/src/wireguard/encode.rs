@@ -52,7 +52,7 @@ pub(super) fn device(family: u16, interface: &str, update: &DeviceUpdate) -> Res
     Ok(messages)
 }
 
-/// How many pieces the next message takes: at least one if there is one.
+/// Number of pieces that the next message takes: at least one if there is one.
 fn fitting(pieces: &[Piece]) -> usize {
     let mut total = 0usize;
     let fits = |piece: &&Piece| {
