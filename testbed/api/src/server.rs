@@ -14,7 +14,7 @@ use tonic::codegen::http::{Request, Response};
 /// A status and a body, now or never.
 pub type Answer = BoxFuture<'static, (u16, String)>;
 
-/// From a method and a path, as `GET /api`, to an answer.
+/// Function from a method and a path, as `GET /api`, to an answer.
 #[derive(Clone)]
 struct Server(Arc<dyn Fn(&str) -> Answer + Send + Sync>);
 
