@@ -36,13 +36,13 @@ const HOST: &str = "127.0.0.1";
 const TOKEN: &str = "benchmark";
 /// Active peers of each agent.
 const ACTIVE: usize = 20;
-/// How long agents are watched at rest.
+/// Time for which agents are watched at rest.
 const REST: Duration = Duration::from_secs(60);
 /// After which a peer without traffic is idle, and the rest of a round.
 const IDLE: Duration = Duration::from_secs(100);
-/// How long the relay is away.
+/// Downtime of the relay.
 const AWAY: Duration = Duration::from_secs(2);
-/// How long its clients have to be back, and what they then write.
+/// Time for its clients to be back, and to write what follows.
 const BACK: Duration = Duration::from_secs(120);
 /// Bounds what hangs.
 const TIMEOUT: Duration = Duration::from_secs(600);

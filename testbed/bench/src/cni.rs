@@ -23,12 +23,12 @@ pub(crate) const CASE: &str = "cni";
 const OURS: &str = "fairlead";
 const PEER: &str = "ptp";
 
-/// How many pods are started at the same time, and how many in all.
+/// Number of pods that are started at the same time, and number of pods in all.
 #[derive(Debug, Clone, Copy)]
 struct Level {
     parallel: usize,
     pods: usize,
-    /// Of the peer where it waits for duplicate address detection: 1.6 s a pod.
+    /// Number of pods of the peer where it waits for duplicate address detection: 1.6 s a pod.
     patient_pods: usize,
 }
 

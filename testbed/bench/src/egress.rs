@@ -1,8 +1,8 @@
 //! Egress gateways: the way through one of ours beside a plain routed one that translates addresses, and the tunnels of ours beside the
 //! kernel's in a VM.
 //!
-//! What an ADD and a client cost is measured by tests of `fairlead-egress-client` and `fairlead-egress-gateway`, which have what that takes:
-//! docs/benchmarks.md has their commands.
+//! Tests of `fairlead-egress-client` and `fairlead-egress-gateway`, which have what that takes, measure the costs of an ADD and of a
+//! client: docs/benchmarks.md has their commands.
 
 mod ends;
 pub(crate) mod flow;
@@ -22,16 +22,16 @@ const OURS: &str = "fairlead";
 /// A round that fails is repeated so often, and then left out.
 const ATTEMPTS: usize = 5;
 
-/// How much is measured.
+/// Extent of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Extent {
     pub(crate) rounds: usize,
-    /// Of one transfer.
+    /// Duration of one transfer in seconds.
     pub(crate) seconds: usize,
 }
 
 impl Extent {
-    /// What the command line asks for; `full` without options.
+    /// Extent that the command line asks for; `full` without options.
     pub(crate) fn of(options: Options, full: Self) -> Self {
         let usual = if options.effort == Effort::Quick { Self { rounds: 2, seconds: 1 } } else { full };
         Self {
@@ -107,7 +107,7 @@ fn one_round(round: usize, transfer: &mut impl FnMut(usize) -> Result<Sample>) -
     Ok([transfer(0)?, transfer(1)?])
 }
 
-/// What failed is done again; `None` if it fails every time.
+/// Repeats work that fails, up to [`ATTEMPTS`] times in all; `None` if it fails every time.
 pub(crate) fn repeated<T>(mut work: impl FnMut() -> Result<T>, what: &str) -> Option<T> {
     (1..=ATTEMPTS).find_map(|attempt| {
         work()
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!([order(1), order(2)], [[0, 1], [1, 0]]);
     }
 
-    /// What is measured does happen, with a debug build, whose figures say nothing.
+    /// Traffic flows in each case. A debug build is used, whose figures say nothing.
     #[test]
     fn packets_go_through_the_gateway_and_the_plain_way() {
         let measurements = path::run(EXTENT).unwrap();

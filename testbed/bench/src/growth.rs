@@ -71,14 +71,14 @@ pub(crate) fn run(options: Options) -> Result<Vec<Measurement>> {
     Ok(measurements)
 }
 
-/// How many nodes there are after each step. Pure.
+/// Number of nodes after each step: 2, then doubled up to `size`. Pure.
 fn steps(size: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(2), move |step: &usize| {
         (*step < size).then(|| step.saturating_mul(2).min(size))
     })
 }
 
-/// So many nodes at the sites, in turns.
+/// Topology of so many nodes at the sites, in turns.
 fn topology(size: usize) -> Result<Topology> {
     let site = |(index, (name, nat, network)): (usize, (&'static str, Nat, [u8; 4]))| {
         let count = size.saturating_sub(index).div_ceil(SITES.len());
@@ -157,7 +157,7 @@ fn start_nodes(world: &mut World, before: usize, after: usize) -> Result<()> {
     Ok(())
 }
 
-/// Until each has been answered by all others.
+/// Waits until each has been answered by all others.
 fn wait(nodes: &[Prober], start: Instant) -> Result<()> {
     let wanted = nodes.len().saturating_sub(1);
     loop {
@@ -172,7 +172,7 @@ fn wait(nodes: &[Prober], start: Instant) -> Result<()> {
     }
 }
 
-/// Of each ordered pair with a node that was added.
+/// Milliseconds until the answer, for each ordered pair with a node that was added.
 fn times(nodes: &[Prober], before: usize, start: Instant) -> Vec<f64> {
     let old: Vec<IpAddr> = nodes.iter().take(before).map(|prober| prober.address).collect();
     let mut times = Vec::new();
@@ -194,7 +194,7 @@ fn ours(metric: String, unit: &'static str, samples: Vec<f64>) -> Result<Measure
     Ok(measurement)
 }
 
-/// What etcd has written so far.
+/// Revision of etcd, as the resource version of a list: it grows with each write.
 fn revision(world: &World) -> Result<u64> {
     let list = world.plane.kubectl(&["get", "--raw", "/api/v1/namespaces?limit=1"])?;
     let list: serde_json::Value = serde_json::from_str(&list)?;

@@ -34,11 +34,11 @@ const SLICES: usize = 10;
 /// After the last pod, until memory is read.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// How large the cluster is.
+/// Size of the cluster.
 #[derive(Debug, Clone, Copy)]
 struct Size {
     nodes: usize,
-    /// That each simulated node gives an address.
+    /// Number of pods to which each simulated node gives an address.
     pods: usize,
     /// Pod objects in the API server.
     objects: usize,
@@ -129,7 +129,7 @@ impl Processor {
         of.iter().map(|(_, ids)| ids.iter().map(|id| cpu::seconds_of(*id)).sum()).collect()
     }
 
-    /// What they have spent since.
+    /// CPU seconds that each program has spent since the start.
     fn since(&self) -> Result<Vec<(&'static str, f64)>> {
         let names = self.of.iter().map(|(name, _)| *name);
         let spent = Self::read(&self.of)?.into_iter().zip(&self.before).map(|(now, before)| now - before);

@@ -1,4 +1,4 @@
-//! What benchmarks share whose node programs join a mesh without any state.
+//! Common parts of benchmarks whose node programs join a mesh without any state.
 
 use std::fs;
 

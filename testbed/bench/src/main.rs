@@ -78,7 +78,7 @@ struct Case {
     run: fn(Options) -> Result<Vec<Measurement>>,
 }
 
-/// How it is measured.
+/// Options of a measurement; those without a value have the default of each benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Options {
     pub(crate) effort: Effort,
@@ -94,10 +94,10 @@ pub(crate) struct Options {
     pub(crate) seconds: Option<usize>,
 }
 
-/// How much is measured.
+/// Effort of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Effort {
-    /// What the documented figures are taken with.
+    /// The effort with which the documented figures are taken.
     #[default]
     Full,
     /// Enough to see that everything works, and the order of magnitude.
@@ -122,7 +122,7 @@ const CASES: &[Case] = &[
     Case { name: tunnel::kernel::CASE, run: tunnel::kernel::run },
 ];
 
-/// What the command line asks for.
+/// Command of the command line.
 #[derive(Debug, PartialEq, Eq)]
 enum Command {
     /// The cipher of the tunnel benchmark, once.
@@ -254,7 +254,7 @@ fn print(text: &str) -> Result<()> {
     writeln!(std::io::stdout(), "{}", text.trim_end()).context("cannot write to standard output")
 }
 
-/// What is going on, for people.
+/// Writes a line about the progress to stderr, for people.
 fn progress(text: &str) {
     // A closed stderr is no error.
     let _ = writeln!(std::io::stderr(), "{text}");

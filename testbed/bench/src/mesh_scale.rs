@@ -1,7 +1,7 @@
 //! A large mesh: peers and blocks in a real API server, and one real node program. The other nodes are objects only, so
 //! none of them answers: for paths that is the worst case.
 //!
-//! What all nodes together write when one of them fails follows from the code that decides it, called for each of them.
+//! The writes of all nodes together when one of them fails follow from the code that decides them, called for each node.
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ pub(crate) use flap::report_of;
 
 pub(crate) const CASE: &str = "mesh-scale";
 const OURS: &str = "fairlead";
-/// How long the node is watched at rest.
+/// Time for which the node is watched at rest.
 const REST: Duration = Duration::from_secs(60);
 /// Only bounds what hangs.
 const TIMEOUT: Duration = Duration::from_secs(300);

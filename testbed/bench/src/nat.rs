@@ -25,17 +25,17 @@ use nodes::Nodes;
 pub(crate) const CASE: &str = "nat";
 const OURS: &str = "fairlead";
 const PEER: &str = "iroh";
-/// How long a direct path is waited for.
+/// Longest time in which a direct path must be found.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Kinds that are measured with each other in a quick run.
 const QUICK: [&str; 4] = ["open", "port", "random", "no-udp"];
 
-/// What became of one pair.
+/// Times of one pair; each is `None` if it did not come to that.
 #[derive(Debug, Clone, Copy, Default)]
 struct Outcome {
-    /// Until a packet of one was answered by the other.
+    /// Time until a packet of one was answered by the other.
     answer: Option<Duration>,
-    /// Until packets take a direct path; `None` if there was none within [`LIMIT`].
+    /// Time until packets take a direct path; `None` if there was none within [`LIMIT`].
     direct: Option<Duration>,
 }
 

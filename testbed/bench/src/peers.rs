@@ -6,10 +6,10 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use testbed_cache::{Fnv1a, Shelf, progress};
 
-/// Where their projects are, in the checkout that this program was compiled from.
+/// Directory of the projects of other programs, in the checkout that this program was compiled from.
 const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peers");
 
-/// Where a project is kept that is built from these files.
+/// Directory in the cache for a project that is built from these files; other files have another one.
 pub(crate) fn shelf(name: &str, files: &[&[u8]]) -> Result<Shelf> {
     let mut hash = Fnv1a::default();
     files.iter().for_each(|file| hash.add(file));

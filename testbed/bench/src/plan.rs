@@ -1,4 +1,4 @@
-//! How long a node takes to decide who its peers are.
+//! Time in which a node decides who its peers are.
 
 use std::hint::black_box;
 use std::net::{Ipv4Addr, Ipv6Addr};

@@ -1,4 +1,4 @@
-//! What an open path socket costs the kernel's WireGuard, in a VM whose kernel has it: TCP through a tunnel between two network
+//! Cost of an open path socket for the kernel's WireGuard, in a VM whose kernel has it: TCP through a tunnel between two network
 //! namespaces, without a path socket and with each of both kinds at both ends, in turns.
 //!
 //! Everything there is emulated: only the ratios mean something.
@@ -24,7 +24,7 @@ const WITHOUT: &str = "no path socket";
 /// Both namespaces, and the last byte of their addresses in the tunnel and outside of it.
 const ENDS: [(&str, u8); 2] = [("left", 1), ("right", 2)];
 
-/// What is measured in turns.
+/// Cases that are measured in turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Subject {
     With(PortAccess),

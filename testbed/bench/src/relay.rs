@@ -29,19 +29,19 @@ pub(crate) const CASE: &str = "relay";
 pub(crate) const LOAD_COMMAND: &str = "relay-load";
 /// The word after its other arguments that makes it use UDP ports.
 pub(crate) const UDP: &str = "udp";
-/// What others are divided by.
+/// Subject by whose figures those of the others are divided.
 const REFERENCE: Subject = Subject::Derper;
 const PAIRS: usize = 10;
 /// A packet of WireGuard that is as long as most links allow, and one that carries an acknowledgement.
 const SIZES: [usize; 2] = [1400, 100];
 /// Packets on their way in a pair: as many as derper queues for a client, so that no relay has to drop any.
 const WINDOW: u32 = 32;
-/// From one packet of a pair to the next where latency is measured: 5,000 a second in all.
+/// Time from one packet of a pair to the next where latency is measured: 5,000 a second in all.
 const INTERVAL: Duration = Duration::from_millis(2);
 /// Time after the last of many clients has registered: garbage collectors run once more.
 const SETTLE: Duration = Duration::from_secs(10);
 
-/// How much is measured.
+/// Size of the measurement.
 struct Plan {
     rounds: usize,
     length: Duration,

@@ -33,7 +33,7 @@ pub(crate) fn become_release_build(arguments: &[String]) -> Result<()> {
     execute(&target.join("release").join("fairlead-bench"), arguments).map(|never| match never {})
 }
 
-/// Of `TARGET/debug/fairlead-bench`: cargo's target directory, however it was set.
+/// Cargo's target directory, however it was set: the one above `debug/fairlead-bench`.
 pub(crate) fn target_directory(program: &Path) -> Option<PathBuf> {
     program.parent()?.parent().map(Path::to_owned)
 }

@@ -1,4 +1,4 @@
-//! What was measured, as a table for people and as JSON for programs.
+//! Results of the measurements, as a table for people and as JSON for programs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use crate::statistics::{Summary, ratios};
 pub(crate) struct Measurement {
     /// The benchmark's name.
     pub(crate) case: &'static str,
-    /// Whose: ours or a peer's.
+    /// Program that was measured: ours or a peer's.
     pub(crate) subject: &'static str,
-    /// What was measured.
+    /// Quantity that was measured.
     pub(crate) metric: String,
-    /// Its unit.
+    /// Unit of value and samples.
     pub(crate) unit: &'static str,
     /// The median of the samples; no number, and `null` in JSON, if it could not be measured.
     pub(crate) value: f64,
@@ -52,7 +52,7 @@ impl Measurement {
         Ok(Self { case, subject, metric, unit, value: summary.median, samples, rounds, peer: None })
     }
 
-    /// What could not be measured.
+    /// Row of a measurement that failed: without value and samples.
     pub(crate) fn failed(
         case: &'static str,
         subject: &'static str,

@@ -64,7 +64,7 @@ const CHARTS: [Chart; 3] = [
     },
 ];
 
-/// Those that could be set up.
+/// Pairs that could be set up, by subject.
 struct Bed {
     pairs: BTreeMap<Subject, Pair>,
 }
@@ -88,7 +88,7 @@ pub(crate) fn run(options: Options) -> Result<Vec<Measurement>> {
 }
 
 impl Bed {
-    /// What cannot be set up is left out: its error is reported.
+    /// Sets up all pairs. A pair that cannot be set up is left out, and its error is reported.
     fn start(lab: &Lab, programs: &Programs) -> Self {
         let mut pairs = BTreeMap::new();
         for subject in Subject::ALL.into_iter().filter(|subject| subject.is_path()) {
@@ -128,7 +128,7 @@ impl Bed {
         Ok(measurements)
     }
 
-    /// Of round trips while something is the case, also as what each subject adds to those of the cable.
+    /// Percentiles of round trips under a condition, also as the time that each subject adds to those of the cable.
     fn latency(
         &mut self,
         condition: &str,
@@ -148,7 +148,7 @@ impl Bed {
     }
 }
 
-/// What a kind of transfer shows.
+/// Quantities that a kind of transfer shows.
 fn quantities(load: Load) -> Vec<Quantity<Transfer>> {
     let of = Subject::is_path;
     let rate = Quantity::new(load.to_string(), "Gbit/s", of, Transfer::gigabits_per_second);

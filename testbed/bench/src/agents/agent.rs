@@ -28,7 +28,7 @@ const DATA: u8 = 4;
 /// Datagrams of the relay that may wait for an agent; more are dropped, as a socket drops them.
 const INBOX: usize = 4096;
 
-/// What all agents count.
+/// Counters that all agents share.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) sent: AtomicU64,
@@ -37,7 +37,7 @@ pub(super) struct Counters {
     pub(super) to_idle: AtomicU64,
 }
 
-/// What an agent tells the one that publishes for it.
+/// State of an agent, as it tells it to the publisher that writes for it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct News {
     pub(super) link: LinkStatus,
@@ -45,16 +45,16 @@ pub(super) struct News {
     pub(super) peers: Vec<(usize, Status, bool)>,
 }
 
-/// What all agents have in common.
+/// Settings and state that all agents have in common.
 pub(super) struct Common {
-    /// Sorted: the number of an agent is the place of its key.
+    /// Keys of all agents, sorted: the number of an agent is the place of its key.
     pub(super) keys: Vec<PublicKey>,
-    /// How many neighbours on each side in the ring have traffic.
+    /// Number of neighbours on each side in the ring with which there is traffic.
     pub(super) reach: usize,
     pub(super) counters: Counters,
     /// Whether active peers have traffic.
     pub(super) traffic: watch::Receiver<bool>,
-    /// From when on arrivals are timed.
+    /// Time from which on arrivals are timed.
     pub(super) mark: watch::Receiver<Instant>,
 }
 
@@ -86,7 +86,7 @@ pub(super) struct Agent {
     _link: JoinSet<()>,
 }
 
-/// What is seen of a running agent.
+/// Channels in which a running agent is observed.
 pub(super) struct View {
     pub(super) link: watch::Receiver<LinkStatus>,
     pub(super) news: watch::Receiver<News>,
@@ -105,7 +105,7 @@ pub(super) fn keys(agents: usize) -> Result<BTreeMap<PublicKey, PrivateKey>> {
     (0..agents).map(key).collect()
 }
 
-/// What stands for a peer by way of the relay, as the loopback port of the node program has it.
+/// Address that stands for a peer by way of the relay, as the loopback port of the node program has it.
 fn endpoint(number: usize) -> Result<SocketAddr> {
     let first = Ipv4Addr::new(127, 64, 0, 1).to_bits();
     let address = first.checked_add(u32::try_from(number)?).context("too many agents")?;
@@ -183,7 +183,7 @@ impl Agent {
         Ok((agent, view))
     }
 
-    /// Until it is dropped.
+    /// Runs the agent until it is dropped.
     pub(super) async fn run(mut self) -> Result<()> {
         // Not all at one moment.
         let first = INTERVAL.saturating_mul(u32::try_from(self.number % 1000)?) / 1000;
@@ -310,7 +310,7 @@ impl Agent {
         self.agent.observe(self.begin.elapsed(), peer, observation);
     }
 
-    /// What has changed, at most once in [`INTERVAL`].
+    /// Reports changes of the status, at most once in [`INTERVAL`].
     fn tell(&mut self) {
         if !*self.common.traffic.borrow() || !std::mem::take(&mut self.is_news) {
             return;

@@ -1,4 +1,4 @@
-//! What an agent writes to the API server: the status that the node program would make of it, when that would write it.
+//! Writes of an agent to the API server: the status that the node program would make of it, when that would write it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,7 +37,7 @@ pub(super) struct Publisher {
 }
 
 impl Publisher {
-    /// Until it is dropped: what the node program's publisher does, without its caches.
+    /// Publishes until it is dropped, as the node program's publisher, without its caches.
     pub(super) async fn run(self, mut news: watch::Receiver<News>) -> Result<()> {
         let mut present: Option<WireKubePeerStatus> = None;
         let (mut budget, mut wait) = (WriteBudget::new(Instant::now()), None);

@@ -1,4 +1,4 @@
-//! Where pods are started: a cluster of one node, a second namespace for the peer, and empty pods.
+//! The place where pods are started: a cluster of one node, a second namespace for the peer, and empty pods.
 
 use std::fmt::Write as _;
 use std::os::fd::{AsFd, AsRawFd};
@@ -22,7 +22,7 @@ use super::subject::{Family, POD_UID, Plugin};
 
 /// Pods that can be there at the same time.
 const SANDBOXES: usize = 100;
-/// How long links may take to go after the last DEL.
+/// Longest time until the links are gone after the last DEL.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) struct Bed {
@@ -92,7 +92,7 @@ impl Bed {
         self.own(format!("bench-{family}"), family)
     }
 
-    /// For pods of the pool that no pod has used yet.
+    /// Plugin for pods of the pool that no pod has used yet.
     pub(super) fn cold(&self, round: usize) -> Plugin {
         self.own(format!("bench-cold-{round}"), Family::Ipv4)
     }
@@ -161,7 +161,7 @@ fn container_id(number: u64) -> String {
     format!("{number:064x}")
 }
 
-/// By which other processes can open it while this one lives.
+/// Path by which other processes can open the namespace while this one lives.
 fn path(netns: &Netns) -> PathBuf {
     PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), netns.as_fd().as_raw_fd()))
 }

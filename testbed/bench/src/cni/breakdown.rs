@@ -1,4 +1,4 @@
-//! Where the time of one ADD and one DEL goes, when nothing else runs.
+//! Breakdown of the time of one ADD and one DEL when nothing else runs.
 //!
 //! The whole is measured from outside. Of it, starting the process is what the operation VERSION costs, which calls no server;
 //! what the node program needs is the difference of its own metrics; the call between the two is what is left. The
@@ -29,9 +29,9 @@ use super::{CASE, OURS, rounds};
 use crate::report::{Measurement, milliseconds};
 use crate::{Effort, progress};
 
-/// Of each round.
+/// Pods of each round.
 const PODS: usize = 50;
-/// Where `fairlead node` serves its metrics.
+/// Address and port where `fairlead node` serves its metrics.
 const METRICS: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 9384);
 /// The module whose spans are the steps.
 const STEPS: &str = "fairlead_dataplane::pods";
@@ -184,7 +184,7 @@ fn steps(bed: &Bed, family: Family, spans: &Spans, parts: &mut Parts) -> Result<
     Ok(())
 }
 
-/// How long the links are still there once their deletion begins, which is as long as DEL waits.
+/// Time for which the links are still there once their deletion begins, which is as long as DEL waits.
 fn until_gone(spec: &PodSpec) -> Result<Duration> {
     let mut all = Duration::ZERO;
     for _ in 0..PODS {

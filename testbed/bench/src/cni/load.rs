@@ -11,12 +11,12 @@ use anyhow::{Context, Result, anyhow};
 use crate::report::milliseconds;
 use crate::statistics::percentile;
 
-/// What came of it.
+/// Result of a load: the time of each call, and of all.
 #[derive(Debug)]
 pub(crate) struct Load {
-    /// Of each call.
+    /// Duration of each call in milliseconds.
     pub(crate) milliseconds: Vec<f64>,
-    /// From the first start to the last end.
+    /// Time from the first start to the last end.
     elapsed: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! What is called, and how: as the CNI specification has runtimes do it.
+//! Plugins that are compared, called as the CNI specification has runtimes do it.
 
 use std::fmt;
 use std::io::Write;
@@ -22,7 +22,7 @@ pub(crate) enum Family {
 impl Family {
     pub(crate) const ALL: [Self; 3] = [Self::Ipv4, Self::Ipv6, Self::Dual];
 
-    /// Its name in objects and rows.
+    /// Name of the family in objects and rows.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Dual => "dual",
@@ -49,7 +49,7 @@ impl fmt::Display for Family {
 #[derive(Debug, Clone)]
 pub(crate) struct Plugin {
     executable: PathBuf,
-    /// Where it finds plugins that it calls itself.
+    /// Directory of the plugins that it calls itself: `CNI_PATH`.
     path: PathBuf,
     configuration: String,
     /// The pods' Kubernetes namespace.

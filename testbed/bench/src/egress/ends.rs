@@ -33,7 +33,7 @@ pub(crate) enum End {
 }
 
 impl End {
-    /// Its words on the command line, after [`END_COMMAND`].
+    /// Command line of this end: [`END_COMMAND`], its name and its addresses.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let (name, addresses) = match self {
             Self::Gateway { own, client } => ("gateway", vec![own, client]),

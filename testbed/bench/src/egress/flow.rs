@@ -11,7 +11,7 @@ use crate::tunnel::iperf;
 /// `USER_HZ` (`asm-generic/param.h`): the unit of times in `/proc/stat`.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// What is sent.
+/// Kind of traffic that is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Load {
     /// Over so many connections at once.
@@ -37,7 +37,7 @@ impl fmt::Display for Flow {
     }
 }
 
-/// What arrived, and what it cost.
+/// Payload that arrived in one transfer, and the processor time that it cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Sample {
     pub(crate) bytes: f64,

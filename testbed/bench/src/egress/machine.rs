@@ -50,7 +50,7 @@ fn run_with(program: &Path, extent: Extent) -> Result<Vec<Measurement>> {
     Ok(measurements)
 }
 
-/// From the left to the right namespace of a subject.
+/// Transfer from the left to the right namespace of a subject.
 fn transfer(vm: &mut Vm, subject: usize, flow: Flow, seconds: usize) -> Result<Sample> {
     let [left, _] = PAIRS.get(subject).context("there are two subjects")?;
     let script = flow::script(flow, &inner(flow.family, 2).to_string(), seconds);
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
     use crate::probe_socket::stripped_debug_build;
 
-    /// What is measured does happen, with the debug build of this program beside the one of its tests.
+    /// Traffic flows through both, with the debug build of this program beside the one of its tests.
     #[test]
     #[ignore = "boots a VM: cargo build -p fairlead-bench && cargo test -p fairlead-bench -- --ignored both_kinds_of_tunnels"]
     fn packets_go_through_both_kinds_of_tunnels() {

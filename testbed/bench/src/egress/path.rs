@@ -1,5 +1,5 @@
-//! From a client pod by way of a gateway to a server: through the tunnel of one of our gateways, and by plain routing through one that
-//! only translates addresses.
+//! Traffic from a client pod by way of a gateway to a server: through the tunnel of one of our gateways, and by plain routing through one
+//! that only translates addresses.
 //!
 //! ```text
 //! client ---------+          +-- gateway

@@ -108,7 +108,7 @@ where
     caches::start(watches, what, watcher(Api::all(client.clone()), caches::config()))
 }
 
-/// What every node program follows in a watch of its own.
+/// Blocks of each node, which every node program follows in a watch of its own.
 fn watch_blocks(
     watches: &mut Subsystem,
     client: &Client,

@@ -20,12 +20,12 @@ use crate::report::milliseconds;
 
 /// Nodes on which pods start at the same time.
 const AT_ONCE: usize = 50;
-/// How long one pod may wait.
+/// Longest time for which one pod waits for its address.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What became of one node.
+/// Outcome of one node.
 pub(super) struct Done {
-    /// Since the start of the run.
+    /// Time since the start of the run.
     pub(super) at: Duration,
     pub(super) addresses: Vec<Ipv4Addr>,
     /// Milliseconds that each pod waited for its address.

@@ -1,4 +1,4 @@
-//! From a changed member to the plan, and what that sends to the kernel.
+//! Costs from a changed member to the plan, and of what that sends to the kernel.
 //!
 //! The plan is applied in a network namespace. Its kernel may have no WireGuard: whether the peers of a plan differ is one message to the
 //! device, as `fairlead_netlink::wireguard` makes it of less than a hundred peers; what leads packets into the device is sent and
@@ -32,7 +32,7 @@ const API_SERVER: ([u8; 4], u16) = ([192, 0, 2, 10], 6443);
 /// The kernel frees elements in the background; that must not fall into the next sample.
 const REST: Duration = Duration::from_millis(20);
 
-/// What happens to one member.
+/// Change of one member.
 #[derive(Debug, Clone, Copy)]
 enum Change {
     Added,
@@ -50,7 +50,7 @@ struct Bed {
     applier: Applier,
 }
 
-/// What one change took.
+/// Costs of one kind of change.
 #[derive(Default)]
 struct Samples {
     full: Vec<f64>,
@@ -213,7 +213,7 @@ impl Change {
     }
 }
 
-/// What of a plan leads packets into the device.
+/// Part of a plan that leads packets into the device.
 fn state(planned: &Plan) -> MeshState {
     MeshState {
         interface: INTERFACE.to_owned(),

@@ -57,7 +57,7 @@ struct Bed {
     // Ends before the server.
     load: relay::LoadProcess,
     server: Process,
-    /// Of each sample.
+    /// Duration of each sample.
     seconds: u64,
     samples: Vec<(String, &'static str, Vec<f64>)>,
 }
@@ -77,7 +77,7 @@ impl Bed {
         Ok(())
     }
 
-    /// What an order brings, and CPU seconds of the server meanwhile.
+    /// Figures that the load answers to an order, and CPU seconds of the server meanwhile.
     fn order<const N: usize>(&mut self, order: &str) -> Result<([f64; N], f64)> {
         let before = cpu::seconds_of(self.server.id())?;
         let answer = numbers(&self.load.order(order)?)?;

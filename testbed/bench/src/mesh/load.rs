@@ -34,20 +34,20 @@ const ENDPOINT: usize = 32;
 const TTL: Duration = Duration::from_secs(30 * 60);
 /// Clients publish again after half the TTL, with the same bytes unless something has changed.
 const REFRESH: Duration = Duration::from_secs(15 * 60);
-/// How long the last changes may take.
+/// Longest time until the last changes have arrived.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What is published and watched.
+/// Size of the load: members that are published, and watches of them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Load {
     /// Host and port of the server.
     pub(super) address: String,
     pub(super) clusters: usize,
-    /// Of each cluster.
+    /// Members of each cluster.
     pub(super) affiliates: usize,
-    /// Of each cluster.
+    /// Watches of each cluster.
     pub(super) watches: usize,
-    /// Of watches.
+    /// Connections that share the watches.
     pub(super) connections: usize,
 }
 
@@ -165,7 +165,7 @@ impl Running {
         (now, self.request(number, now))
     }
 
-    /// What was published last, again.
+    /// Request that publishes the latest state of a member again.
     fn refresh(&self, number: usize) -> AffiliateUpdateRequest {
         let made = self.made.get(number % self.made.len().max(1));
         self.request(number, made.map_or(0, |made| made.load(Ordering::Relaxed)))

@@ -1,4 +1,4 @@
-//! What watches saw, as numbers that one process tells another.
+//! Figures of watches, as numbers that one process tells another.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,18 +11,18 @@ const NANOSECONDS_PER_MILLISECOND: f64 = 1e6;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Paced {
     pub(super) changes: f64,
-    /// By all watches.
+    /// Number of changes that watches saw, counted for each watch.
     pub(super) seen: f64,
     /// Changes that watches lack, or saw more than once.
     pub(super) missing: f64,
-    /// Over all changes and watches.
+    /// Milliseconds until a watch saw a change, over all changes and watches.
     pub(super) p50: f64,
     pub(super) p99: f64,
-    /// Until the last watch saw a change: the median, and the longest, over all changes.
+    /// Milliseconds until the last watch saw a change: the median, and the longest, over all changes.
     pub(super) last_p50: f64,
     pub(super) last_max: f64,
     pub(super) seconds: f64,
-    /// Of the load.
+    /// CPU time of the load.
     pub(super) cpu_seconds: f64,
 }
 
@@ -35,16 +35,16 @@ pub(super) struct Saturated {
     pub(super) deliveries: f64,
     /// Messages that they came in.
     pub(super) messages: f64,
-    /// Until all watches had the last change of their cluster.
+    /// Seconds until all watches had the last change of their cluster.
     pub(super) drain_seconds: f64,
     /// Watches that never had it.
     pub(super) behind: f64,
-    /// Of the load.
+    /// CPU time of the load.
     pub(super) cpu_seconds: f64,
 }
 
 impl Paced {
-    /// From the times at which changes were made and seen, in nanoseconds.
+    /// Figures from the times at which changes were made and seen, in nanoseconds.
     pub(super) fn new(
         samples: &[(u64, u64)],
         changes: usize,

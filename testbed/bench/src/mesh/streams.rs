@@ -9,7 +9,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const FRAME_HEADER: usize = 9;
 /// Before each message of gRPC: whether it is compressed, and its length.
 const MESSAGE_HEADER: usize = 5;
-/// What a server may send on a stream until it is told that it was read (RFC 9113, 6.9.2: where no end says otherwise). Told at the half.
+/// Bytes that a server may send on a stream until the client reports them as read (RFC 9113, 6.9.2: the initial window). Reported at the half.
 pub(super) const STREAM_WINDOW: u32 = 65_535;
 /// The connection does not limit the sum of its streams.
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
@@ -116,7 +116,7 @@ impl Connection {
         frame(&mut self.output, DATA, END_STREAM, id, &message);
     }
 
-    /// What the server sent, at this time.
+    /// Handles bytes that the server sent; `now` is the time of their arrival.
     pub(super) fn receive(&mut self, bytes: &[u8], now: u64) -> Result<()> {
         self.bytes = self.bytes.saturating_add(bytes.len() as u64);
         if self.input.is_empty() {

@@ -1,4 +1,4 @@
-//! What all nodes write when one of them fails.
+//! Number of writes by all nodes when one of them fails.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -20,7 +20,7 @@ use crate::progress;
 
 /// Bounds every wait.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// How long an answer is waited for where the nodes have settled on a path.
+/// Longest wait for an answer where the nodes have settled on a path.
 const ANSWER: Duration = Duration::from_secs(5);
 /// Between two pings.
 const INTERVAL: &str = "0.02";
@@ -92,8 +92,8 @@ fn time_of(line: &str) -> Result<Timestamp> {
     Ok(Timestamp::from_microsecond((seconds * 1e6) as i64)?)
 }
 
-/// Until both ends use a direct path, or have had time for it. `None` if they had no session in time: that pair has failed, and the
-/// others are measured.
+/// Waits until both ends use a direct path, or have had time for it, and reports their times. `None` if they had no session in time: that
+/// pair has failed, and the others are measured.
 fn follow(world: &World, one: &Place, other: &Place) -> Result<Option<PairTimes>> {
     let ends = [one, other].map(|place| world.nodes.iter().find(|node| node.name == place.node));
     let [Some(here), Some(there)] = ends else { anyhow::bail!("the world has no such nodes") };

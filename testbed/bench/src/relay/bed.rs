@@ -40,12 +40,12 @@ pub(super) struct Running {
     relay: Process,
 }
 
-/// What one order brought.
+/// Figures of one order.
 pub(super) struct Outcome {
     pub(super) packets: f64,
     pub(super) lost: f64,
     seconds: f64,
-    /// Of the relay.
+    /// CPU time of the relay.
     cpu_seconds: f64,
     /// Microseconds.
     pub(super) p50: f64,
@@ -121,7 +121,7 @@ impl Bed {
 }
 
 impl Running {
-    /// As many packets as the window allows.
+    /// Sends as many packets as the window allows.
     pub(super) fn saturate(&mut self, size: usize, length: Duration) -> Result<Outcome> {
         self.order(size, Duration::ZERO, length)
     }
@@ -177,7 +177,7 @@ impl Load {
         Ok(load)
     }
 
-    /// Its answer to an order.
+    /// Sends an order to the load, and waits for its answer.
     pub(crate) fn order(&mut self, order: &str) -> Result<String> {
         writeln!(self.orders, "{order}").context("it takes no order")?;
         self.answer()

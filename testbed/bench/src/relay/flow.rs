@@ -26,11 +26,11 @@ pub(crate) type Send = Box<dyn Fn(&[u8]) + std::marker::Send + Sync>;
 pub(crate) struct Pair {
     /// The sending client.
     pub(crate) send: Send,
-    /// What the other one receives goes to [`Arrivals::receive`].
+    /// Arrivals at the other client: all that it receives goes to [`Arrivals::receive`].
     pub(crate) arrivals: Arc<Arrivals>,
 }
 
-/// What the receiving client of a pair knows.
+/// State of the receiving client of a pair.
 #[derive(Debug, Default)]
 pub(crate) struct Arrivals {
     order: AtomicU32,
@@ -182,7 +182,7 @@ impl Arrivals {
     }
 }
 
-/// What is in a packet.
+/// Content of a packet.
 struct Stamp {
     order: u32,
     number: u64,

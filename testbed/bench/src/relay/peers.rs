@@ -6,13 +6,13 @@ use anyhow::{Context, Result};
 
 use crate::peers::{cargo, go, shelf};
 
-/// What derper and its load are built from.
+/// Sources of derper and its load.
 const DERPER: &[&[u8]] = &[
     include_bytes!("../../peers/derper/go.mod"),
     include_bytes!("../../peers/derper/go.sum"),
     include_bytes!("../../peers/derper/main.go"),
 ];
-/// What iroh-relay and its load are built from.
+/// Sources of iroh-relay and its load.
 const IROH_RELAY: &[&[u8]] = &[
     include_bytes!("../../peers/iroh-relay/Cargo.toml"),
     include_bytes!("../../peers/iroh-relay/Cargo.lock"),

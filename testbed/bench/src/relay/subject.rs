@@ -7,7 +7,7 @@ use std::process::Command;
 use super::peers::Peers;
 use super::{LOAD_COMMAND, UDP};
 
-/// Where every relay listens, in a namespace that has this address. Each has a port of its own.
+/// Address where every relay listens, in a namespace that has it. Each relay has a port of its own.
 pub(super) const RELAY_ADDRESS: &str = "192.0.2.1";
 /// The name of the token that `fairlead relay` asks for.
 pub(super) const TOKEN: &str = "benchmark";
@@ -124,7 +124,7 @@ impl Subject {
         command
     }
 
-    /// Where `fairlead relay` answers STUN requests; without one it has no UDP ports.
+    /// Address and port where `fairlead relay` answers STUN requests; without one (port 0) it has no UDP ports.
     fn stun_address(self) -> String {
         let port = if self == Self::FairleadUdp { 3478 } else { 0 };
         format!("{RELAY_ADDRESS}:{port}")

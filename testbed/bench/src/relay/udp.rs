@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::flow::{Arrivals, Pair};
 use super::load::connect;
 
-/// How long the relay may take for one answer, and how often it is asked.
+/// Longest wait for one answer of the relay, and number of times that it is asked.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 const ATTEMPTS: u8 = 10;
 /// More than any packet has.

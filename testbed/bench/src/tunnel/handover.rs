@@ -28,7 +28,7 @@ use crate::{Effort, Options, print, progress};
 use probe::{Datagram, Delays};
 
 pub(crate) const CASE: &str = "handover";
-/// What a device process says when `wg(8)` can configure it, and it can be told to hand over.
+/// Output of a device process when `wg(8)` can configure it, and it can be told to hand over.
 const STARTED: &str = "started";
 /// TCP connections at once.
 const STREAMS: u8 = 4;
@@ -40,13 +40,13 @@ const LOAD_START: Duration = Duration::from_millis(500);
 const BEFORE: Duration = Duration::from_secs(3);
 /// Half of the second around the moment when the new process takes over.
 const HALF: Duration = Duration::from_millis(500);
-/// From that moment to the probe's end.
+/// Time from that moment to the probe's end.
 const AFTER: Duration = Duration::from_millis(2_500);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Each end by what it does for the load.
 const ENDS: [(u8, &str); 2] = [(LEFT, "end that sends"), (RIGHT, "end that receives")];
-/// What is compared: the seconds before a hand-over, the second around it, and the seconds after.
+/// Phases that are compared: the seconds before a hand-over, the second around it, and the seconds after.
 const PHASES: [&str; 3] = ["before", AROUND, "after"];
 const AROUND: &str = "hand-over";
 
@@ -76,7 +76,7 @@ struct Sample {
     delays: [Delays; 3],
     /// When the first and the last of all that were lost was sent, in milliseconds after the new process was configured.
     lost_between: Option<[f64; 2]>,
-    /// From when the old process was told to hand over until it ended.
+    /// Time from the order to hand over until the old process ended.
     seconds: f64,
     gigabits_per_second: f64,
 }
@@ -126,7 +126,7 @@ pub(super) fn serve(device: Device, path: PathBuf) -> Result<()> {
 /// Two ends with a device process each.
 struct Bed {
     pair: Pair,
-    /// Where an old process waits for the next one.
+    /// Path of the socket where an old process waits for the next one.
     socket: PathBuf,
     outputs: PathBuf,
 }

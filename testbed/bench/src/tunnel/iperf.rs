@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::load::Load;
 
-/// What arrived at the other end of one transfer: payload of TCP or UDP.
+/// Payload of TCP or UDP that arrived at the other end of one transfer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Arrived {
     pub(crate) bytes: f64,

@@ -1,8 +1,8 @@
 //! The kernel's WireGuard and the embedded one in the same VM, whose kernel has WireGuard: the same transfer between two network namespaces of
 //! each, in turns.
 //!
-//! What a transfer costs is the time of all processors of the VM, since the kernel's WireGuard works in softirqs and kworkers, which are no
-//! process's. iperf3 and TCP are part of it for both.
+//! The cost of a transfer is the time of all processors of the VM, since the kernel's WireGuard works in softirqs and kworkers, which are
+//! no process's. iperf3 and TCP are part of it for both.
 
 use std::path::Path;
 
@@ -89,7 +89,7 @@ fn cipher(vm: &mut Vm, program: &Path) -> Result<f64> {
     output.trim().parse().with_context(|| format!("the cipher's time is no number: {output:?}"))
 }
 
-/// From the left to the right namespace of a subject.
+/// Transfer from the left to the right namespace of a subject.
 fn transfer(vm: &mut Vm, subject: usize, streams: u8, seconds: usize) -> Result<Sample> {
     let [left, _] = PAIRS.get(subject).context("there are two subjects")?;
     let flow = Flow { family: IpFamily::V4, load: flow::Load::Tcp(streams) };
@@ -113,7 +113,7 @@ fn rows(what: &str, samples: &[Vec<Sample>; 2]) -> Result<Vec<Measurement>> {
     Ok(rows)
 }
 
-/// What executes both, of the output of `uname -r` and a line of `/proc/cpuinfo`.
+/// Description of the kernel and the processor of the VM, from the output of `uname -r` and a line of `/proc/cpuinfo`.
 fn describe(is_emulated: bool, output: &str) -> String {
     let (kernel, flags) = output.split_once('\n').unwrap_or((output, ""));
     let processor = if is_emulated { "emulated processors" } else { "processors of this machine (KVM)" };
@@ -123,7 +123,7 @@ fn describe(is_emulated: bool, output: &str) -> String {
     )
 }
 
-/// How the kernel's module and aws-lc compute ChaCha20-Poly1305 on an x86 processor with these flags.
+/// Implementations of ChaCha20-Poly1305 that the kernel's module and aws-lc use on an x86 processor with these flags.
 ///
 /// The kernel: `arch/x86/crypto/{chacha,poly1305}_glue.c` (Linux 6.1); aws-lc: `crypto/cipher_extra/internal.h`, its
 /// `chacha20_poly1305_x86_64.pl`, and `crypto/chacha/internal.h`.
@@ -243,7 +243,7 @@ mod tests {
         );
     }
 
-    /// What is measured does happen, with the debug build of this program beside the one of its tests.
+    /// Traffic flows through both, with the debug build of this program beside the one of its tests.
     #[test]
     #[ignore = "boots a VM: cargo build -p fairlead-bench && cargo test -p fairlead-bench -- --ignored the_kernels_wireguard_and_ours"]
     fn packets_go_through_the_kernels_wireguard_and_ours() {

@@ -12,10 +12,10 @@ use testbed_lab::Namespace;
 use crate::statistics::percentile;
 
 pub(super) const PORT: u16 = 7007;
-/// From one datagram to the next, whether or not it has come back.
+/// Time from one datagram to the next, whether or not it has come back.
 const INTERVAL: Duration = Duration::from_millis(2);
 const COUNT: u32 = 1000;
-/// How long the last ones may take.
+/// Longest wait for the last answers.
 const LATE: Duration = Duration::from_millis(300);
 /// Between two looks at whether all is over.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -39,7 +39,7 @@ impl RoundTrips {
         Ok(Self { p50: share(0.5)?, p99: share(0.99)? })
     }
 
-    /// What these are above those of another path.
+    /// Differences between these round trips and those of another path.
     pub(super) fn above(&self, other: &Self) -> Self {
         Self { p50: self.p50 - other.p50, p99: self.p99 - other.p99 }
     }

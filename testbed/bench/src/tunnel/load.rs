@@ -1,4 +1,4 @@
-//! What is sent through a tunnel, and what came of it.
+//! Loads that are sent through a tunnel, and their results.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use super::iperf::Arrived;
 /// Bytes of payload of datagrams that are counted by number.
 pub(super) const SMALL: u16 = 64;
 
-/// What iperf3 sends.
+/// Kind of traffic that iperf3 sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Load {
     /// Over so many connections at once.
@@ -35,7 +35,7 @@ impl fmt::Display for Load {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Transfer {
     pub(super) arrived: Arrived,
-    /// Of both device processes together; 0 without a device.
+    /// CPU time of both device processes together; 0 without a device.
     pub(super) cpu_seconds: f64,
 }
 

@@ -15,7 +15,7 @@ use super::turns::{Quantity, Series, in_turns, rows};
 use crate::cpu;
 use crate::report::Measurement;
 
-/// Those with figures in `docs/benchmarks.md`.
+/// Subjects with figures in `docs/benchmarks.md`.
 const SUBJECTS: [Subject; 2] = [Subject::Fairlead, Subject::WireguardGo];
 const ONE: u16 = 1;
 const SOME: u16 = 1000;
@@ -59,7 +59,7 @@ fn per_peer(many: &Resident, one: &Resident) -> f64 {
     (many.0 - one.0) * 1024.0 / f64::from(MANY.saturating_sub(ONE))
 }
 
-/// Of a new device.
+/// Resident memory of a new device with so many peers.
 fn resident(lab: &Lab, programs: &Programs, subject: Subject, peers: u16) -> Result<Resident> {
     let outputs = tempfile::tempdir().context("cannot create a directory for outputs")?;
     let namespace = lab.bare_namespace(&format!("{subject}-{peers}-peers"))?;

@@ -18,12 +18,12 @@ use crate::cpu;
 
 /// The name of every WireGuard interface; namespaces keep them apart.
 pub(super) const INTERFACE: &str = "wg0";
-/// Of the WireGuard interfaces, in bytes: a cable of 1500 less 60 to 80 of overhead. Of the cable, where there is no tunnel.
+/// MTU of the WireGuard interfaces in bytes: a cable of 1500 less 60 to 80 of overhead. Also that of the cable, where there is no tunnel.
 pub(super) const MTU: u32 = 1420;
 pub(super) const PORT: u16 = 51_820;
 /// The file for `wg setconf`, in the namespace of either end.
 pub(super) const CONFIGURATION: &str = "/run/wireguard/configuration";
-/// Of the ends.
+/// Numbers of the two ends.
 pub(super) const LEFT: u8 = 1;
 pub(super) const RIGHT: u8 = 2;
 /// Seconds of a transfer whose throughput is measured, and of one that goes on while latency is.
@@ -39,7 +39,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 pub(super) struct Pair {
     /// Left and right.
     pub(super) ends: [End; 2],
-    /// Where traffic is sent to.
+    /// Address to which traffic is sent.
     pub(super) target: Ipv4Addr,
     outputs: TempDir,
 }
@@ -191,17 +191,17 @@ fn check_runs(device: &mut Process) -> Result<()> {
     Ok(())
 }
 
-/// Of an end, in the tunnel.
+/// Address of an end in the tunnel.
 pub(super) fn inner_address(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 8, 0, number)
 }
 
-/// Of an end, on the cable.
+/// Address of an end on the cable.
 pub(super) fn outer_address(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(192, 0, 2, number)
 }
 
-/// For `wg setconf`. The keys protect nothing: traffic of a benchmark, in namespaces.
+/// Configuration of an end for `wg setconf`. The keys protect nothing: traffic of a benchmark, in namespaces.
 pub(super) fn configuration(number: u8) -> String {
     let private = |number| PrivateKey([number; 32]);
     let other = if number == LEFT { RIGHT } else { LEFT };
@@ -228,7 +228,7 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// What is measured does happen; the figures of a debug build say nothing.
+    /// Traffic crosses the cable; the figures of a debug build say nothing.
     #[test]
     fn everything_that_is_sent_crosses_the_cable() {
         let lab = Lab::new().unwrap();

@@ -27,11 +27,11 @@ const MARGIN: u32 = 16;
 const TITLE: u32 = 40;
 const HEADING: u32 = 34;
 const ROW: u32 = 20;
-/// Where bars begin, and how long the longest is.
+/// Horizontal position where bars begin, and length of the longest one.
 const BARS: u32 = 140;
 const LONGEST: u32 = 460;
 
-/// What is read of a measurement. The value is missing if it failed.
+/// Row of the results in JSON. The value is missing if the measurement failed.
 #[derive(Debug, Deserialize)]
 struct Row {
     subject: String,

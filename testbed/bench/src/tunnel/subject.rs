@@ -18,7 +18,7 @@ const WIREGUARD_GO: Published = Published {
     version: "v0.0.0-20260522210424-ecfc5a8d5446",
     packages: &["golang.zx2c4.com/wireguard"],
 };
-/// What the devices of gotatun and boringtun are built from.
+/// Sources of the devices of gotatun and boringtun.
 const RUST_WIREGUARD: &[&[u8]] = &[
     include_bytes!("../../peers/rust-wireguard/Cargo.toml"),
     include_bytes!("../../peers/rust-wireguard/Cargo.lock"),

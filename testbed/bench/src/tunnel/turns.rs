@@ -12,7 +12,7 @@ use crate::report::Measurement;
 
 /// Fewer samples say nothing.
 const LEAST: usize = 3;
-/// What others are divided by.
+/// Subject by whose figures those of the others are divided.
 const REFERENCE: Subject = Subject::WireguardGo;
 
 /// Samples of one subject, each with the number of its round.
@@ -23,7 +23,7 @@ pub(super) struct Series<T> {
     rounds: usize,
 }
 
-/// What a row of the table shows of samples.
+/// Quantity that a row of the table shows, computed from samples.
 pub(super) struct Quantity<T> {
     metric: String,
     unit: &'static str,
@@ -69,7 +69,7 @@ pub(super) fn in_turns<T: Display>(
 }
 
 impl<T> Series<T> {
-    /// Of the rounds in which both have a sample.
+    /// Combines the samples of two series, in the rounds in which both have one.
     pub(super) fn combined<U>(&self, other: &Self, combine: impl Fn(&T, &T) -> U) -> Series<U> {
         let partner = |round| other.taken.iter().find(|(each, _)| each == round).map(|(_, sample)| sample);
         let taken = self.taken.iter();

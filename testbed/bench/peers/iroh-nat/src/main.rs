@@ -19,11 +19,11 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::time::{interval, sleep, timeout};
 
 const ALPN: &[u8] = b"fairlead/bench/nat";
-/// Where the relay answers QUIC address discovery.
+/// UDP port where the relay answers QUIC address discovery.
 const DISCOVERY: u16 = 7842;
 /// Time after the first connection to the relay, in which an endpoint learns its addresses.
 const SETTLE: Duration = Duration::from_secs(3);
-/// How long a direct path is waited for.
+/// Longest time in which a direct path must be found.
 const LIMIT: Duration = Duration::from_secs(10);
 
 #[tokio::main]
@@ -105,7 +105,7 @@ async fn connect(relay: &str) -> Result<()> {
     Ok(())
 }
 
-/// Until one of the datagrams that are sent every 10 ms comes back.
+/// Time until one of the datagrams that are sent every 10 ms comes back.
 async fn first_answer(connection: &Connection, began: Instant) -> Option<Duration> {
     let mut tick = interval(Duration::from_millis(10));
     let asking = async {

@@ -13,9 +13,9 @@ use super::super::latency::{LENGTH, PORT, echo, socket};
 use crate::report::milliseconds;
 use crate::statistics::percentile;
 
-/// From one datagram to the next, whether or not it has come back.
+/// Time from one datagram to the next, whether or not it has come back.
 const INTERVAL: Duration = Duration::from_millis(1);
-/// How long the last ones may take: what comes later is lost.
+/// Longest wait for the last datagrams: those that come later are lost.
 const LATE: Duration = Duration::from_secs(1);
 
 /// One datagram.
@@ -26,7 +26,7 @@ pub(super) struct Datagram {
     pub(super) delay: Option<Duration>,
 }
 
-/// Of the datagrams of a time, in milliseconds there and back.
+/// Delays of the datagrams of a time, in milliseconds there and back.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Delays {
     pub(super) sent: usize,
@@ -37,7 +37,7 @@ pub(super) struct Delays {
 }
 
 impl Delays {
-    /// Of those that were sent within a window.
+    /// Delays of the datagrams that were sent within a window.
     ///
     /// # Errors
     /// None came back.
@@ -117,7 +117,7 @@ fn receive(client: &UdpSocket, is_over: &AtomicBool) -> Vec<(u64, Instant)> {
     received
 }
 
-/// Of one that came back twice, the first time counts.
+/// Datagrams with their delays. Where one came back twice, the first time counts.
 fn matched(sent: &[Instant], received: &[(u64, Instant)]) -> Vec<Datagram> {
     let mut datagrams: Vec<_> = sent.iter().map(|sent| Datagram { sent: *sent, delay: None }).collect();
     for (number, at) in received {
