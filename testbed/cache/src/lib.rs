@@ -1,4 +1,4 @@
-//! What test beds build or download once, kept outside the checkout for all checkouts of a user.
+//! Files that test beds build or download once, kept outside the checkout for all checkouts of a user.
 //!
 //! For: programs compiled from Go modules, kernels and programs of Debian packages that must not be installed, images. Everything
 //! is in directories of `$XDG_CACHE_HOME` (or `~/.cache`) `/fairlead`, whose names say what they were made from; each may be
@@ -30,7 +30,7 @@ impl Shelf {
         Ok(Self { directory: base.join("fairlead").join(name) })
     }
 
-    /// Its path; it may not exist yet.
+    /// Path of the directory; it may not exist yet.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -39,7 +39,7 @@ impl Shelf {
     /// wait. `make` gets the path to write to; the file appears under its own name when it is complete.
     ///
     /// # Errors
-    /// Those of `make`, or the cache is not writable.
+    /// `make` failed, or the cache is not writable.
     pub fn file(
         &self,
         name: &str,
