@@ -1,4 +1,4 @@
-//! What ginkgo prints with `-v`, line by line as it comes. Pure.
+//! Output of ginkgo with `-v`, read line by line as it comes. Pure.
 //!
 //! ```text
 //! Will run 47 of 7579 specs
@@ -10,16 +10,16 @@
 //! [sig-network] …
 //! ```
 
-/// How the tests went.
+/// Numbers of tests, by result.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// How many were chosen.
+    /// Tests that were chosen.
     pub(crate) wanted: u64,
-    /// How many passed.
+    /// Tests that passed.
     pub(crate) passed: u64,
-    /// How many failed, in whatever way.
+    /// Tests that failed, in whatever way.
     pub(crate) failed: u64,
-    /// How many found that they do not apply.
+    /// Tests that found that they do not apply.
     pub(crate) skipped: u64,
 }
 
@@ -59,7 +59,7 @@ struct End {
 /// Reads the lines.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
-    /// What was counted so far.
+    /// Counts up to the last line that was read.
     pub(crate) counts: Counts,
     /// The test that this ends is named by the next line.
     ended: Option<End>,

@@ -17,10 +17,10 @@ use crate::output::{Counts, Reader};
 
 /// When ginkgo gives up; a quiet machine takes two minutes.
 const TIMEOUT: &str = "45m";
-/// How often its output is looked at.
+/// Interval at which the output of ginkgo is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What to run, and how.
+/// Selection of tests, and number of them that run at once.
 pub(crate) struct Suite<'a> {
     pub(crate) focus: &'a str,
     pub(crate) skip: Option<&'a str>,
@@ -108,7 +108,7 @@ impl Lines {
         Ok(Self { file, read: 0, unfinished: Vec::new() })
     }
 
-    /// What has been finished since last time.
+    /// Lines that have been finished since the last call.
     fn read(&mut self) -> Result<Vec<String>> {
         self.file.seek(SeekFrom::Start(self.read)).context("cannot go on reading the suite's output")?;
         let count = self.file.read_to_end(&mut self.unfinished).context("cannot read the suite's output")?;
