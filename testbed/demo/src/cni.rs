@@ -11,7 +11,7 @@ use testbed_lab::{Host, Namespace, Place};
 
 use crate::objects::NAMESPACE;
 
-/// How the plugin is called on one node.
+/// CNI plugin of one node, with all that a runtime needs to call it.
 #[derive(Debug, Clone)]
 pub struct Plugin {
     /// The executable.
@@ -29,7 +29,7 @@ pub struct Container {
     pub id: String,
     /// Name of the Pod object.
     pub pod: String,
-    /// Its Kubernetes namespace.
+    /// Kubernetes namespace of the pod.
     pub namespace: String,
     /// `CNI_NETNS`
     pub netns: PathBuf,
@@ -44,11 +44,11 @@ pub struct Pod {
     pub node: String,
     /// Site of its node.
     pub site: String,
-    /// Its network namespace.
+    /// Network namespace of the pod.
     pub namespace: Namespace,
-    /// How the runtime calls it.
+    /// Container of the pod, as the runtime names it in calls of the plugin.
     pub container: Container,
-    /// Its addresses, IPv4 first.
+    /// Addresses of the pod, IPv4 first.
     pub addresses: Vec<IpAddr>,
 }
 

@@ -1,4 +1,4 @@
-//! What nftables on the Internet of a world counts: a judge of which packets took which way.
+//! Counters of nftables on the Internet of a world: a judge of which packets took which way.
 
 use std::net::Ipv4Addr;
 
@@ -27,10 +27,10 @@ END"
     Ok(())
 }
 
-/// How many there were, in each direction.
+/// Number of packets in each direction.
 ///
 /// # Errors
-/// They were not counted, or nftables prints something else than rules.
+/// Nothing was counted, or nftables prints something else than rules.
 pub fn counted_tunnel_packets(world: &World) -> anyhow::Result<Vec<u64>> {
     counters(&world.lab().internet().shell("nft -j list table ip judge")?)
 }

@@ -1,6 +1,6 @@
 //! Nodes behind every kind of NAT, and how packets between each two of them should go.
 //!
-//! What is expected follows from how a NAT maps and filters (RFC 4787, sections 4.1 and 5), not from what the nodes do.
+//! The expected ways follow from how a NAT maps and filters (RFC 4787, sections 4.1 and 5), not from what the nodes do.
 
 use std::net::Ipv4Addr;
 
@@ -9,7 +9,7 @@ use testbed_lab::{Ipv6, Nat};
 
 use crate::topology::{SitePlan, Topology};
 
-/// How a NAT maps an internal endpoint (RFC 4787, 4.1).
+/// Mapping behaviour of a NAT for an internal endpoint (RFC 4787, 4.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mapping {
     /// Another one for each remote address and port.
@@ -18,23 +18,23 @@ pub enum Mapping {
     EndpointIndependent,
 }
 
-/// From whom a mapping lets packets in (RFC 4787, 5).
+/// Filtering behaviour of a NAT: senders whose packets a mapping lets in (RFC 4787, 5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Filtering {
-    /// From endpoints that were sent to.
+    /// Endpoints that were sent to.
     AddressAndPortDependent,
-    /// From addresses that were sent to.
+    /// Addresses that were sent to.
     AddressDependent,
     /// No UDP passes at all.
     Blocked,
-    /// From all.
+    /// All senders.
     EndpointIndependent,
 }
 
 /// A kind of NAT that nodes are behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind {
-    /// Its name in the grid.
+    /// Name of the kind in the grid.
     pub name: &'static str,
     nat: Nat,
     mapping: Mapping,
@@ -43,7 +43,7 @@ pub struct Kind {
     ipv6: bool,
 }
 
-/// How packets between two nodes go.
+/// Way of packets between two nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// By way of the relay; directly with a birthday attempt, which the test of the matrix does without.
@@ -59,11 +59,11 @@ pub enum Way {
 /// A node of the matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// Its name.
+    /// Name of the node.
     pub node: &'static str,
-    /// Its site.
+    /// Name of the site.
     pub site: &'static str,
-    /// What is between the site and the Internet.
+    /// Kind of NAT or firewall between the site and the Internet.
     pub kind: Kind,
     /// The carrier that the site shares with another one.
     carrier: Option<&'static str>,
@@ -146,7 +146,7 @@ impl Kind {
     }
 }
 
-/// How packets between two nodes should go.
+/// Expected way of packets between two nodes.
 pub fn way(one: &Place, other: &Place) -> Way {
     let (a, b) = (&one.kind, &other.kind);
     if one.site == other.site {

@@ -12,7 +12,7 @@ use testbed_lab::{Host, Process};
 
 use crate::cni::Plugin;
 
-/// How `deploy/` sets glibc's allocator.
+/// Environment variables of glibc's allocator, as in `deploy/`.
 pub(crate) const ALLOCATOR: [(&str, &str); 3] =
     [("MALLOC_ARENA_MAX", "2"), ("MALLOC_MMAP_THRESHOLD_", "131072"), ("MALLOC_TRIM_THRESHOLD_", "131072")];
 
@@ -25,17 +25,17 @@ pub struct Node {
     pub site: String,
     /// The machine.
     pub host: Host,
-    /// Its directory: socket, key, log, kubeconfig.
+    /// Directory of the node: socket, key, log, kubeconfig.
     pub directory: PathBuf,
     /// More arguments of the node program.
     pub arguments: Vec<String>,
     /// More environment variables of the node program, from its next start on.
     pub environment: Vec<(&'static str, String)>,
-    /// How far the clock of the node program is ahead from its next start on (`faketime -f`, such as `+1h`).
+    /// Time by which the clock of the node program is ahead from its next start on (`faketime -f`, such as `+1h`).
     pub clock_ahead: Option<&'static str>,
     /// Whether [`Node::set_clock`] sets the clock of the node program while it runs, from its next start on.
     pub has_own_clock: bool,
-    /// Its machine has no IPv4.
+    /// Whether the machine has no IPv4.
     pub is_ipv6_only: bool,
     program: Option<Process>,
     starts: u32,
@@ -59,7 +59,7 @@ impl Node {
         }
     }
 
-    /// Its own addresses, IPv4 first.
+    /// Addresses of the machine, IPv4 first.
     pub fn addresses(&self) -> Vec<IpAddr> {
         let ipv4 = (!self.is_ipv6_only).then(|| IpAddr::from(self.host.address()));
         ipv4.into_iter().chain(self.host.address6().map(IpAddr::from)).collect()
@@ -85,7 +85,7 @@ impl Node {
         self.directory.join(format!("node-{}.log", self.starts))
     }
 
-    /// How the CNI plugin is called here.
+    /// CNI plugin of this node.
     ///
     /// # Errors
     /// The plugin is not built.
@@ -204,7 +204,7 @@ impl Node {
         self.wait_ready(patience)
     }
 
-    /// What `fairlead status -o json` prints on this node.
+    /// Output of `fairlead status -o json` on this node.
     ///
     /// # Errors
     /// The node program does not answer.

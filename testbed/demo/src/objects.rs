@@ -6,7 +6,7 @@ use std::net::IpAddr;
 /// Namespace of the demo's pods.
 pub const NAMESPACE: &str = "demo";
 
-/// What a user applies: the mesh and a pool. The same as `deploy/examples`, in one text.
+/// Objects that a user applies: the mesh and a pool. The same as `deploy/examples`, in one text.
 pub const MESH_AND_POOL: &str = concat!(
     include_str!("../../../deploy/examples/mesh.yaml"),
     "\n---\n",

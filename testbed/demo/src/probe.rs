@@ -32,7 +32,7 @@ pub struct Pair {
     pub tcp: bool,
     /// Whether an ICMP echo came back.
     pub icmp: bool,
-    /// How packets went: the WireGuard endpoint, or that both are on one node.
+    /// Path of the packets: the WireGuard endpoint, or that both are on one node.
     pub path: String,
     /// Round-trip time of the ICMP echo in milliseconds.
     pub rtt_ms: Option<f64>,

@@ -76,7 +76,7 @@ http {
 
 /// squid, an HTTP proxy that makes tunnels (CONNECT) for one user.
 pub struct Squid {
-    /// Its machine.
+    /// Machine of the proxy.
     pub host: Host,
     // It is not root's, so the files have a directory of their own.
     directory: TempDir,
@@ -112,7 +112,7 @@ impl Squid {
         Ok(())
     }
 
-    /// What `HTTPS_PROXY` is for a node that uses it.
+    /// Value of `HTTPS_PROXY` for a node that uses the proxy.
     pub fn url(&self, password: &str) -> String {
         format!("http://{USER}:{password}@{}:{SQUID_PORT}", self.host.address())
     }
@@ -127,7 +127,7 @@ impl Squid {
         )
     }
 
-    /// What it has logged of tunnels that have ended.
+    /// Log of tunnels that have ended.
     ///
     /// # Errors
     /// There is no log.
@@ -182,7 +182,7 @@ impl Nginx {
         spec
     }
 
-    /// What nginx has logged of connections that have ended.
+    /// Log of connections that have ended.
     ///
     /// # Errors
     /// There is no log.

@@ -16,7 +16,7 @@ use crate::topology::Topology;
 /// Longest the pairs may take before the demo gives up.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What `--json` prints.
+/// Report that `--json` prints.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// Whether every pair works in both directions, with TCP and ICMP, in both families.
@@ -31,7 +31,7 @@ pub struct Report {
     pub nodes: Vec<String>,
     /// Names of the sites.
     pub sites: Vec<String>,
-    /// What the nodes report about the mesh, by node.
+    /// Problems of the mesh that the nodes report, by node.
     pub problems: BTreeMap<String, Vec<String>>,
 }
 

@@ -1,4 +1,4 @@
-//! What nodes find each other with on the lab's Internet: STUN servers and a relay, and the mesh that names them.
+//! Servers with which nodes find each other on the lab's Internet: STUN servers and a relay, and the mesh that names them.
 
 use std::process::Command;
 

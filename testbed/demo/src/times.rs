@@ -1,5 +1,5 @@
-//! How long two nodes took to reach each other, from what both log: since both knew each other, until there was a session, and until it
-//! used the path it stays on.
+//! Times that two nodes took to reach each other, from the logs of both: since both knew each other, until there was a session, and until
+//! it used the path it stays on.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::node::Node;
 
-/// What one node logged of one peer.
+/// Log entries of one node about one peer, as times.
 #[derive(Debug, Clone, Copy)]
 pub struct Course {
     /// When it first knew the peer.
@@ -26,16 +26,16 @@ pub struct Course {
 pub struct PairTimes {
     /// When both knew each other.
     pub known: Timestamp,
-    /// Until both had a session.
+    /// Time until both had a session.
     pub session: Option<Duration>,
-    /// Until both used the direct path.
+    /// Time until both used the direct path.
     pub direct: Option<Duration>,
 }
 
-/// What the current program of a node has logged of each peer, by the peer's name.
+/// Courses of all peers that the current program of a node has logged, by the peer's name.
 ///
 /// # Errors
-/// It does not run, or its log cannot be read.
+/// The node program does not run, or its log cannot be read.
 pub fn courses(node: &Node) -> Result<BTreeMap<String, Course>> {
     read(&node.status()?, &std::fs::read_to_string(node.log())?)
 }
@@ -64,7 +64,7 @@ pub fn read(status: &Value, log: &str) -> Result<BTreeMap<String, Course>> {
 }
 
 impl PairTimes {
-    /// From what each logged of the other one.
+    /// Times from what each logged of the other one.
     pub fn of(here: Course, there: Course) -> Self {
         let known = here.known.max(there.known);
         let since = |at: Timestamp| Duration::try_from(at.duration_since(known)).unwrap_or_default();

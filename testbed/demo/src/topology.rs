@@ -1,4 +1,4 @@
-//! Which sites there are, what their routers do, and which nodes they have.
+//! Sites of a world, the NATs of their routers, and their nodes.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -8,11 +8,11 @@ use testbed_lab::{Ipv6, Nat};
 /// A site behind a router.
 #[derive(Debug, Clone)]
 pub struct SitePlan {
-    /// Its name; nodes are named after it.
+    /// Name of the site; nodes are named after it.
     pub name: &'static str,
-    /// What its router does to IPv4.
+    /// Translation of IPv4 by the router.
     pub nat: Nat,
-    /// Its LAN.
+    /// IPv4 range of the LAN.
     pub lan: Ipv4Net,
     /// Addresses of its nodes.
     pub nodes: Vec<Ipv4Addr>,
@@ -27,9 +27,9 @@ pub struct SitePlan {
 /// All sites. The first has the API server.
 #[derive(Debug, Clone)]
 pub struct Topology {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// What it is, in a line.
+    /// Description in a line.
     pub about: &'static str,
     /// Sites; the first is the cloud.
     pub sites: Vec<SitePlan>,

@@ -1,7 +1,7 @@
 //! A node whose kernel is not this machine's: Debian's in a virtual machine, with the kernel's own WireGuard.
 //!
-//! Its machine is an ordinary host of a site, except that the cable leads on into the VM: the namespace is a switch
-//! between the site's LAN and a TAP, and the VM has the address the lab gave to the host.
+//! The machine is an ordinary host of a site, except that the cable leads on into the VM: the namespace is a switch between the site's LAN
+//! and a TAP, and the VM has the address the lab gave to the host.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ use crate::times::{self, Course};
 
 /// The VM's end of the cable.
 const TAP: &str = "tap0";
-/// Where things are in the VM.
+/// Paths in the VM.
 const PROGRAM: &str = "/usr/bin/fairlead";
 const PLUGIN: &str = "/opt/cni/bin/fairlead-cni";
 const SOCKET: &str = "/run/coild.sock";
@@ -33,7 +33,7 @@ const LOG: &str = "/run/fairlead-node.log";
 const LOG_START: &str = "/run/fairlead-node.log.start";
 const PROCESS: &str = "/run/fairlead-node.pid";
 
-/// How often the VM's clock is read; the quickest reading counts.
+/// Number of times that the VM's clock is read; the quickest reading counts.
 const CLOCK_READINGS: usize = 5;
 
 /// A node in a VM. Drop it before its world.
@@ -136,7 +136,7 @@ impl VmNode {
         self.vm.shell(&format!("tail -n 30 {LOG}"))
     }
 
-    /// What the latest node program has logged of each peer, in the time of the machine that the VM runs on, by the peer's name.
+    /// Courses of all peers that the latest node program has logged, in the time of the machine that the VM runs on, by the peer's name.
     ///
     /// # Errors
     /// The node program or the VM does not answer.
@@ -148,7 +148,7 @@ impl VmNode {
         courses.map(|(name, course)| Ok((name, course.by_clock_ahead(behind)?))).collect()
     }
 
-    /// How much the VM's clock is behind that of the machine it runs on, as exactly as half of what asking takes.
+    /// Time by which the VM's clock is behind that of the machine it runs on. The error is at most half of the time that a reading takes.
     ///
     /// # Errors
     /// The VM does not answer.
@@ -168,7 +168,7 @@ impl VmNode {
         best.map(|(_, behind)| behind).context("the clock was not read")
     }
 
-    /// What `fairlead status -o json` prints on this node.
+    /// Output of `fairlead status -o json` on this node.
     ///
     /// # Errors
     /// The node program does not answer.

@@ -9,7 +9,7 @@ use testbed_lab::eventually;
 
 use crate::vm_node::VmNode;
 
-/// How long a ping that is told to end may take to say what it has seen.
+/// Longest time in which a ping that is told to end prints its summary.
 const END: Duration = Duration::from_secs(20);
 
 /// A ping that runs until it is ended.
@@ -19,7 +19,7 @@ pub struct VmPings {
     output: String,
 }
 
-/// What became of pings.
+/// Answers to pings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answers {
     /// Sequence number of each that was answered, and when, in seconds of the VM's clock; in the order of the numbers.
@@ -40,7 +40,7 @@ impl VmPings {
         Ok(Self { output })
     }
 
-    /// What was answered until now.
+    /// Answers up to now.
     ///
     /// # Errors
     /// The VM does not answer.
@@ -71,7 +71,7 @@ impl Answers {
         Self { answered }
     }
 
-    /// How many were answered.
+    /// Number of pings that were answered.
     pub fn count(&self) -> usize {
         self.answered.len()
     }
@@ -86,8 +86,8 @@ impl Answers {
         Ok(Timestamp::from_microsecond(microseconds as i64)?)
     }
 
-    /// How many were lost between the first and the last that were answered: before, there was no session, and afterwards answers may
-    /// have been under way.
+    /// Number of pings that were lost between the first and the last that were answered: before, there was no session, and afterwards
+    /// answers may have been under way.
     ///
     /// # Errors
     /// None was answered.
@@ -106,7 +106,7 @@ impl Answers {
     }
 }
 
-/// Of a line of `ping -D`: the sequence number and when the answer came.
+/// Sequence number, and time of the answer, of a line of `ping -D`; `None` if it reports no answer.
 fn answer(line: &str) -> Option<(u64, f64)> {
     let (at, rest) = line.strip_prefix('[')?.split_once(']')?;
     let number = rest.split_once("icmp_seq=")?.1.split(' ').next()?;

@@ -18,7 +18,7 @@ use crate::node::{self, Node, executable};
 use crate::objects;
 use crate::topology::{SitePlan, Topology};
 
-/// How long programs may take to come up on a busy machine.
+/// Longest time until programs are up on a busy machine.
 const START: Duration = Duration::from_secs(60);
 /// ServiceAccounts of `deploy/rbac`.
 const NODE_ACCOUNT: &str = "fairlead-node";
@@ -92,7 +92,7 @@ impl World {
         &self.plane_host
     }
 
-    /// Where sockets, keys and logs are.
+    /// Directory of sockets, keys and logs.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
@@ -241,7 +241,7 @@ impl World {
         self.register(node)
     }
 
-    /// What kubelet does for a node: its addresses, and a token that is bound to it.
+    /// Stands in for the kubelet of a node: sets its addresses, and makes a token that is bound to it.
     fn register(&self, node: &Node) -> anyhow::Result<()> {
         let status = objects::node_status(&node.addresses());
         self.plane.kubectl(&[

@@ -307,7 +307,7 @@ fn shown(node: &Node) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// What the kubelet reports of a pod.
+/// Writes the status of a pod as its kubelet does.
 fn report(world: &World, pod: &Pod) {
     let ips: Vec<Value> = pod.addresses.iter().map(|ip| json!({ "ip": ip })).collect();
     let status =

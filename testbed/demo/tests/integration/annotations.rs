@@ -30,7 +30,7 @@ const ALSO_TOO_LONG: &str = concat!(
     "yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy",
     "yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy",
 );
-/// How much of a long value is shown at least.
+/// Number of bytes of a long value that are shown at least.
 const SHOWN: usize = 40;
 
 pub(crate) fn annotations_that_cannot_be_read_are_left_out_with_a_reason(world: &mut World) {
@@ -81,7 +81,7 @@ fn are_named(world: &World, round: usize) -> Result<()> {
     Ok(())
 }
 
-/// How often each reason was published of this Node; all reasons were.
+/// Number of times that each reason was published of this Node; an error if one was not.
 fn events(world: &World) -> Result<BTreeMap<&'static str, u64>> {
     let selector = format!("regarding.name={NODE}");
     let words = ["get", "events.v1.events.k8s.io", "-A", "--field-selector", &selector, "-o", "json"];

@@ -89,7 +89,7 @@ fn all_is_well_again(world: &World, pods: &[Pod]) {
     }
 }
 
-/// What the plugin says when it fails.
+/// Error that the plugin prints when it fails.
 #[derive(Debug)]
 struct Refusal {
     code: u64,
@@ -401,7 +401,7 @@ fn problems(node: &Node) -> Result<Vec<String>> {
     Ok(listed.iter().filter_map(Value::as_str).map(str::to_owned).collect())
 }
 
-/// Its pod reaches the pods of the other sites, and they it.
+/// Waits until the node's pod reaches the pods of the other sites, and they reach it.
 fn is_in_the_mesh(world: &World, node: &Node) {
     for other in ["cloud-1", "office-2"] {
         let pair = [pod(world, &node.name), pod(world, other)];

@@ -49,7 +49,7 @@ fn bed(birthday: Option<&str>) -> Bed {
 }
 
 impl Bed {
-    /// Where each of the two nodes sends packets for the other one; `None` by way of the relay.
+    /// Endpoint at which each of the two nodes has the other one; `None` by way of the relay.
     fn endpoints(&self) -> Result<[Option<String>; 2]> {
         let endpoint = |from: &str, to: &str| {
             let peer = peer(node(&self.world, from), to).context("no peer")?;
@@ -90,7 +90,7 @@ impl Bed {
         lines.filter(is_it).map(|line| line["timestamp"].as_str().unwrap().parse().unwrap()).collect()
     }
 
-    /// How long each attempt took from the opening of the sockets to the path that is used.
+    /// Duration of each attempt, from the opening of the sockets to the path that is used.
     fn times(&self) -> Vec<Duration> {
         let opened =
             self.logged(SYMMETRIC, |line| line["message"] == "opening sockets for a birthday attempt");

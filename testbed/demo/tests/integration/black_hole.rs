@@ -11,7 +11,7 @@ use serde_json::json;
 use testbed_lab::Progress;
 use testbed_lab::relay::TOKEN;
 
-/// Until traffic is back: 0.1 to 0.8 s, over TCP up to 1.5 s.
+/// Longest time until traffic is back: it takes 0.1 to 0.8 s, over TCP up to 1.5 s.
 const OTHER_PATH: Duration = Duration::from_secs(8);
 const PAIR: [&str; 2] = ["cloud-1", "office-1"];
 
@@ -28,7 +28,7 @@ fn settles(world: &World, is_relayed: bool) {
     testbed_lab::eventually(TIMEOUT, settled).unwrap();
 }
 
-/// What WireGuard sends and receives other than by the relay's TCP connection is lost on `cloud-1`.
+/// Drops all that WireGuard sends and receives on `cloud-1` other than by the relay's TCP connection.
 fn black_hole(world: &World, hooks: &[&str]) {
     let chains: String = hooks
         .iter()

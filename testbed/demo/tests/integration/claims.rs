@@ -10,7 +10,7 @@ const OBSERVERS: [&str; 3] = ["cloud-1", "home-1", "office-2"];
 /// Any key: no program has it.
 const KEY: &str = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=";
 const OWN: &str = "192.0.2.66";
-/// Of a server outside of the cluster.
+/// Address of a server outside of the cluster.
 const FOREIGN: &str = "198.51.100.80";
 
 pub(crate) fn a_foreign_address_is_left_out(world: &mut World) {

@@ -1,4 +1,4 @@
-//! What leaves a site of a mesh and is not encrypted.
+//! Traffic that leaves a site of a mesh and is not encrypted.
 
 use anyhow::ensure;
 use fairlead_demo::World;
@@ -8,7 +8,7 @@ use testbed_lab::{Router, eventually};
 use crate::outage::{TIMEOUT, node};
 use crate::site::reached;
 
-/// What a router sends to and gets from the Internet beside WireGuard, the relay and the API server: packets with addresses of pods.
+/// Rules that count, on a router, packets with addresses of pods: traffic with the Internet beside WireGuard, the relay and the API server.
 pub(crate) const WITH_PODS: &str = "nft add table inet judge\n\
     nft 'add chain inet judge clear { type filter hook forward priority -300; }'\n\
     nft 'add rule inet judge clear ip saddr 10.64.0.0/16 counter'\n\
@@ -18,8 +18,8 @@ pub(crate) const WITH_PODS: &str = "nft add table inet judge\n\
     nft 'add rule inet judge clear udp dport 51820 counter'\n\
     nft 'add rule inet judge clear udp sport 51820 counter'\n";
 
-/// What the Internet gets with addresses that nodes, pods and the mesh have inside: only nodes that look for each other at addresses of
-/// their own LANs send that, encrypted.
+/// Rules that count, on the Internet, packets with addresses that nodes, pods and the mesh have inside: only nodes that look for each other
+/// at addresses of their own LANs send that, encrypted.
 pub(crate) const INSIDE: &str = "nft add table inet judge\n\
     nft 'add chain inet judge inside { type filter hook prerouting priority -300; }'\n\
     nft 'add set inet judge ours { type ipv4_addr; flags interval; elements = { 10.0.0.0/8, 100.64.0.0/10, 192.168.0.0/16 }; }'\n\

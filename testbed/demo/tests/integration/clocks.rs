@@ -14,7 +14,7 @@ const START: Duration = Duration::from_secs(60);
 const RENEWED: Duration = Duration::from_secs(190);
 /// Time for the answer to a handshake, also on a busy machine.
 const ANSWERED: Duration = Duration::from_secs(10);
-/// How long packets may pause.
+/// Longest pause of packets.
 const PAUSE: Duration = Duration::from_secs(1);
 /// As in `failures_node.rs`: its peers refuse its handshakes, until they are asked to start one.
 const RESTARTED_IN_THE_PAST: Duration = Duration::from_secs(30);
@@ -46,7 +46,7 @@ fn count_handshakes(world: &World) {
     node(world, "home-1").host.shell(&script.concat()).unwrap();
 }
 
-/// How much was counted since.
+/// Differences of the counters between two readings; 0 where one has become smaller.
 fn since(before: [u64; 4], now: [u64; 4]) -> [u64; 4] {
     let mut difference = now;
     difference.iter_mut().zip(before).for_each(|(now, before)| *now = now.saturating_sub(before));

@@ -22,7 +22,7 @@ const CNITOOL: Published = Published {
     version: "v1.3.1",
     packages: &["github.com/containernetworking/cni/cnitool"],
 };
-/// Where Debian's `containernetworking-plugins` puts them.
+/// Directory of the plugins of Debian's `containernetworking-plugins`.
 const DEBIANS: &str = "/usr/lib/cni";
 const NODE: &str = "cloud-1";
 

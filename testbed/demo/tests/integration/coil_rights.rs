@@ -34,7 +34,7 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: coild}
 subjects: [{kind: ServiceAccount, name: coild, namespace: kube-system}]
 ";
 
-/// What `docs/migrate-from-coil.md` says is missing.
+/// Rights that are missing according to `docs/migrate-from-coil.md`.
 const MISSING: &str = "\
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -96,7 +96,7 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: coil-leader-ele
 subjects: [{kind: ServiceAccount, name: coil-ipam-controller, namespace: kube-system}]
 ";
 
-/// What `docs/migrate-from-coil.md` says is missing.
+/// Rights of the controller that are missing according to `docs/migrate-from-coil.md`.
 const MISSING_OF_CONTROLLER: &str = "\
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole

@@ -13,9 +13,9 @@ use ipnet::Ipv4Net;
 use nix::sys::signal::Signal;
 use testbed_lab::{Host, Nat, NatSite, Process, Progress, SiteOptions, eventually};
 
-/// What users apply.
+/// Rights that users apply.
 const RIGHTS: &str = include_str!("../../../../deploy/examples/connect.yaml");
-/// Binds the second role of it, for one machine.
+/// Binding of the second role of [`RIGHTS`], for one machine.
 const NARROW: &str = r#"
 apiVersion: v1
 kind: ServiceAccount
@@ -27,7 +27,7 @@ metadata: {name: laptop}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: fairlead-connect-laptop}
 subjects: [{kind: ServiceAccount, name: laptop, namespace: kube-system}]
 "#;
-/// What the policy of it refuses.
+/// Object that the policy of [`RIGHTS`] refuses.
 const FORBIDDEN: &str = "
 apiVersion: kilo.squat.ai/v1alpha1
 kind: Peer

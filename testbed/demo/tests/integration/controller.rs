@@ -54,7 +54,7 @@ fn blocks_of(world: &World, pool: &str) -> Result<Vec<Value>> {
     Ok(list["items"].as_array().context("no list")?.clone())
 }
 
-/// Of a node without a program, so that its blocks are not released.
+/// Request for a block, of a node without a program, so that its blocks are not released.
 fn request(name: &str, pool: &str) -> String {
     json!({
         "apiVersion": "coil.cybozu.com/v2", "kind": "BlockRequest", "metadata": { "name": name },

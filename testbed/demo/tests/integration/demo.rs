@@ -156,7 +156,7 @@ fn pairs_are_complete(pairs: &[Value], nodes: &[&str]) {
     assert_eq!(found, expected);
 }
 
-/// What nodes say of themselves once they have seen each other.
+/// Checks the status that nodes publish once they have seen each other.
 fn published(peers: &[Value], open: &[&str], cone: &[&str]) -> Result<()> {
     let names: Vec<&str> = peers.iter().filter_map(|peer| peer["metadata"]["name"].as_str()).collect();
     ensure!(names.len() == open.len() + cone.len(), "WireKubePeers: {names:?}");
@@ -247,14 +247,14 @@ impl Demo {
         Ok(report)
     }
 
-    /// What follows `start` on its line.
+    /// Rest of the line that begins with `start`.
     fn line(&self, start: &str) -> Result<String> {
         let said = self.said();
         let line = said.lines().find_map(|line| line.trim().strip_prefix(start).map(str::to_owned));
         line.with_context(|| format!("it does not say {start:?}: {said}"))
     }
 
-    /// How to run something on each node, by name: the lines for a shell on a node.
+    /// Shell commands that enter each node, by its name, as the demo prints them.
     fn nodes(&self) -> Vec<(String, String)> {
         let said = self.said();
         let shells = said.lines().filter_map(|line| line.split_once(" sh    # "));

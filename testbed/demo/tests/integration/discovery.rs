@@ -38,7 +38,7 @@ metadata: {name: unpublished}
 spec: {policyName: unpublished, validationActions: [Deny]}
 "#;
 
-/// What others learn of a node by discovery alone works, survives failures of the service and of the API server, and ends when the
+/// A node that others learn of by discovery alone is reached, survives failures of the service and of the API server, and is gone when the
 /// service deletes it. Members that the cluster knows lose nothing by anything that the service does.
 #[test]
 fn a_member_that_only_discovery_knows_is_reached_and_a_liar_harms_no_other() {
@@ -133,7 +133,7 @@ fn only_listed_nodes_are_accepted(world: &World, server: &Discovery) {
     assert!(peer(node(world, "cloud-1"), UNPUBLISHED).is_none());
 }
 
-/// What `fairlead discovery id` prints for these nodes.
+/// Output of `fairlead discovery id` for these nodes.
 fn lines(world: &World, secret: &str, nodes: &[&str]) -> String {
     let mut program = world.plane_host().command(executable("fairlead").unwrap()).unwrap();
     program.args(["discovery", "id"]);
@@ -266,7 +266,7 @@ fn a_service_that_lies_costs_no_packet_between_members_that_the_cluster_knows() 
     loses_nothing("all lies", &flows, mark);
 }
 
-/// Of each peer the sources are shown: the cluster has a watch, which has no age.
+/// The sources of each peer are shown: the cluster has a watch, which has no age.
 fn has_its_sources(world: &World) {
     let sources = |name| {
         let found = peer(node(world, "cloud-1"), name).unwrap();

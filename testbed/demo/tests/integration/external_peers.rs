@@ -123,7 +123,7 @@ fn reach_each_other(world: &World, laptop: &Laptop) -> Result<()> {
     Ok(())
 }
 
-/// What a node says of its peers outside of the cluster.
+/// Peers outside of the cluster, in the status of a node.
 fn external(world: &World, name: &str) -> Result<Value> {
     Ok(node(world, name).status()?["externalPeers"].clone())
 }
@@ -292,7 +292,7 @@ fn reaches_all_through_one(world: &World, laptop: &Laptop, service: IpAddr) -> R
     laptop.ping(service).context("to a Service")
 }
 
-/// What kube-proxy does for a Service, on the nodes where the laptop may enter; there is no kube-proxy here.
+/// Stands in for kube-proxy, which is not here: makes a Service on the nodes where the laptop may enter.
 fn stand_in_for_kube_proxy(world: &World) -> Result<IpAddr> {
     let ranges =
         world.plane.kubectl(&["get", "servicecidr", "kubernetes", "-o", "jsonpath={.spec.cidrs[0]}"])?;

@@ -1,4 +1,4 @@
-//! What users suffer when the control plane dies: Fairlead's controller, or the API server.
+//! Failures of the control plane, Fairlead's controller or the API server, as users see them.
 
 use std::time::{Duration, Instant};
 
@@ -7,9 +7,9 @@ use fairlead_demo::cni::{Container, Pod};
 use fairlead_demo::{World, objects};
 use testbed_lab::traffic::Flow;
 
-/// Until blocks are granted again after the start of the controller: 0.3 to 0.5 s, on a busy machine 6.3 s.
+/// Longest time until blocks are granted again after the start of the controller: it takes 0.3 to 0.5 s, on a busy machine 6.3 s.
 const CONTROLLER_STARTED: Duration = Duration::from_secs(30);
-/// Until tunnels work again after the start of a node program without an API server. It gives that one 3 s first.
+/// Longest time until tunnels work again after the start of a node program without an API server. It gives that one 3 s first.
 const TUNNELS_FROM_SAVED_STATE: Duration = Duration::from_secs(30);
 /// Error code of CNI for what may work later.
 const TRY_AGAIN: &str = r#""code":11"#;
@@ -180,7 +180,7 @@ fn comes_and_goes(node: &str) -> String {
     format!("comes-and-goes-{node}")
 }
 
-/// What needs no API server: a pod starts where a block has room, `fairlead status` answers, the pod goes.
+/// Work that needs no API server: a pod starts where a block has room, `fairlead status` answers, the pod goes.
 fn pods_come_and_go(world: &World, what: &str, name: &str) {
     let node = node(world, name);
     let (plugin, before) = (node.plugin().unwrap(), used(node));

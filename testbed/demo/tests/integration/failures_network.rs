@@ -1,4 +1,4 @@
-//! What users suffer when the network between the sites fails.
+//! Failures of the network between the sites, as users see them.
 
 use std::time::{Duration, Instant};
 
@@ -7,19 +7,19 @@ use fairlead_demo::World;
 use testbed_lab::Router;
 use testbed_lab::traffic::Flow;
 
-/// Until tunnels work again after a router or its cable is back: UDP at once, TCP after 2 to 3 s.
+/// Longest time until tunnels work again after a router or its cable is back: UDP works at once, TCP after 2 to 3 s.
 const ROUTER_BACK: Duration = Duration::from_secs(30);
-/// Until tunnels work again after a node is back: 6 to 8 s.
+/// Longest time until tunnels work again after a node is back: it takes 6 to 8 s.
 const NODE_BACK: Duration = Duration::from_secs(80);
-/// Until a node behind a router with new mappings reaches a node with a public address: 0.1 s.
+/// Longest time until a node behind a router with new mappings reaches a node with a public address: it takes 0.1 s.
 const OUTWARDS: Duration = Duration::from_secs(1);
-/// Until a peer of such a node, and a peer behind another NAT, reaches it while they exchange packets: 1.6 s, and 2 to 3 s (TCP up to
-/// 4.4 s). An idle session would wait for a keepalive (25 s), as one would without probes.
+/// Longest time until a peer of such a node, and a peer behind another NAT, reaches it while they exchange packets: it takes 1.6 s, and 2
+/// to 3 s (TCP up to 4.4 s). An idle session would wait for a keepalive (25 s), as one would without probes.
 const INWARDS: Duration = Duration::from_secs(15);
 
 /// Traffic by the sites it needs.
 struct Flows {
-    /// From home to the cloud over UDP: the node at home sends first.
+    /// Flow from home to the cloud over UDP: the node at home sends first.
     outwards: [Flow; 1],
     /// The rest of what goes through the router of home.
     home: Vec<Flow>,
@@ -67,7 +67,7 @@ fn a_router_that_forgets_its_mappings_is_found_again() {
 /// Home's public address becomes another, as after a night's reconnection. The nodes' connections to the API server
 /// break as well.
 ///
-/// What stops and what goes on is the same as when the router forgets its mappings.
+/// The same stops and goes on as when the router forgets its mappings.
 #[test]
 fn a_router_that_gets_another_address_is_found_again() {
     at_home("another public address for home", |router| {

@@ -1,4 +1,4 @@
-//! What users suffer when the node program dies.
+//! Failures of the node program, as users see them.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 use testbed_lab::traffic::Flow;
 
 const START: Duration = Duration::from_secs(60);
-/// Until tunnels work again after the start of a node program that was killed: 0.1 to 0.2 s.
+/// Longest time until tunnels work again after the start of a node program that was killed: it takes 0.1 to 0.2 s.
 const RESTARTED: Duration = Duration::from_secs(2);
 /// The same when nothing of its mappings is left in the router: it sends first, as after its start.
 const RESTARTED_BEHIND_NAT: Duration = Duration::from_secs(10);

@@ -16,7 +16,7 @@ use testbed_lab::{NatSite, Progress, Router, eventually};
 const LOCATIONS: [&str; 3] = ["cloud", "home", "farm"];
 /// Bounds what takes no time, for a busy machine.
 const WITHIN: Duration = Duration::from_secs(50);
-/// How long packets may pause while the granularity changes.
+/// Longest pause of packets while the granularity changes.
 const PAUSE: Duration = Duration::from_secs(1);
 
 fn set_granularity(world: &World, granularity: &str) {
@@ -192,7 +192,7 @@ fn are_plain(world: &World, plain: bool) -> Result<()> {
     Ok(())
 }
 
-/// From full, and back.
+/// Changes the granularity from full to cross, and back.
 fn granularity_is_cross_for_a_while(world: &mut World, flows: &[Flow]) {
     eventually(TIMEOUT, || are_plain(world, false)).unwrap();
     for (what, granularity, plain) in

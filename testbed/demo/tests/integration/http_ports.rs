@@ -16,7 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const FLOOD: usize = 2_000;
 /// Descriptors of one port at most: connections, and as many that are just being closed.
 const PER_PORT: usize = 2 * 16;
-/// What the program may open meanwhile for itself.
+/// Number of file descriptors that the program may open meanwhile for itself.
 const OWN: usize = 8;
 const METRICS: u16 = 9384;
 const HEALTH: u16 = 9385;

@@ -16,11 +16,11 @@ use testbed_lab::{Host, Progress, eventually};
 
 /// The nodes behind the proxy, of different sites.
 const BEHIND: [&str; 2] = ["fort-1", "club-1"];
-/// How long relay and proxy are away when they are started again.
+/// Downtime of relay and proxy when they are started again.
 const AWAY: Duration = Duration::from_secs(1);
-/// Until traffic is back then.
+/// Longest time until traffic is back then.
 const BACK: Duration = Duration::from_secs(30);
-/// How long traffic is watched.
+/// Time for which traffic is watched.
 const WATCHED: Duration = Duration::from_secs(3);
 
 /// Starts the node programs anew with a proxy in their environment.
@@ -82,7 +82,7 @@ fn all_reach_each_other(world: &World, what: &str, relay: &str) {
     loses_nothing(what, &flows, mark);
 }
 
-/// How many connections a machine has from another one.
+/// Number of connections that a machine has from another one.
 fn connections(at: &Host, from: &Host) -> usize {
     let address = from.public_address();
     at.shell(&format!("ss -Htn state established sport = :443 dst {address}")).unwrap().lines().count()

@@ -20,7 +20,7 @@ use crate::monitor::Monitors;
 use crate::outage;
 use crate::outage::{TIMEOUT, node, pod};
 
-/// How long the mesh must be quiet for.
+/// Time for which the mesh must be quiet.
 const QUIET: Duration = Duration::from_secs(15);
 /// Seed 000, at its end, word for word.
 const SEED_RULES: [&str; 3] = [
@@ -175,7 +175,7 @@ fn only_nodes_pass_to_the_api_server(lines: &[&str], expected: bool) {
     assert_eq!(lines[1..], [answers], "{lines:?}");
 }
 
-/// What a set holds, as first and last address.
+/// Elements of a set, each as first and last address.
 fn elements(node: &Node, set: &str) -> Vec<(u128, u128)> {
     let text = node.host.shell(&format!("nft -j list set inet talos_kubespan {set}")).unwrap();
     let answer: Value = serde_json::from_str(&text).unwrap();

@@ -19,9 +19,9 @@ use testbed_lab::{Nat, Process};
 const TIMEOUT: Duration = Duration::from_secs(90);
 /// Name of the pod in the VM, and of its network namespace.
 const POD: &str = "inside";
-/// What every ping runs with: no names, times of answers, 20 a second.
+/// Options of every ping: no names, times of answers, 20 a second.
 const PING: &str = "-n -D -i 0.05";
-/// So many of the last pings may be under way when they are ended: a second of them.
+/// Number of the last pings that may be under way when they are ended: a second of them.
 const UNDER_WAY: u64 = 20;
 
 /// The node in the VM is at home, behind a port-restricted NAT. The others, in the cloud and in an office that has such
@@ -52,7 +52,7 @@ fn a_killed_node_program_loses_nothing_where_the_kernel_has_wireguard() {
     println!("the change to the embedded WireGuard took {:.1?} of this test", start.elapsed());
 }
 
-/// Its pods have IPv4 of a dual-stack pool, before and after a restart of the node program, and its listeners answer.
+/// The node's pods have IPv4 of a dual-stack pool, before and after a restart of the node program, and its listeners answer.
 #[test]
 fn a_node_without_ipv6_serves_a_dual_stack_pool_with_ipv4() {
     let mut world = World::start(&topology::two_sites(), &Progress::default()).unwrap();
@@ -195,7 +195,7 @@ fn the_kernel_has_what_was_planned(world: &World, vm: &mut VmNode) {
 /// Pings between all other pods and that in the VM, in both directions and families.
 struct Pings {
     from_outside: Vec<(String, Process)>,
-    /// What each is, and the file in the VM that has its output.
+    /// Description of each ping, and the file in the VM that has its output.
     from_inside: Vec<(String, String)>,
 }
 
@@ -270,7 +270,7 @@ fn answer(line: &str) -> Option<(u64, f64)> {
     rest.contains("time=").then_some((number.parse().ok()?, at.parse().ok()?))
 }
 
-/// What the kernel knows of one peer, and must not forget when another node program takes over.
+/// State of one peer in the kernel, which must survive when another node program takes over.
 #[derive(Debug, PartialEq, Eq)]
 struct Session {
     peer: String,

@@ -82,7 +82,7 @@ fn set_topology(world: &World, granularity: &str, encapsulation: &str) {
     world.plane.kubectl(&["patch", "wkmesh", "default", "--type=merge", "-p", &patch]).unwrap();
 }
 
-/// How packets to an address leave, as the kernel says.
+/// Checks the route that the kernel takes for packets to an address.
 fn takes(from: &mut Machine, to: IpAddr, way: &str) -> Result<()> {
     let found = from.vm.shell(&format!("ip route get {to} mark 0x40"))?;
     ensure!(found.contains(way), "{found}");

@@ -24,13 +24,13 @@ use testbed_lab::{Host, Ipv6, Nat, NatSite, Process, Progress, eventually};
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Asking a VM takes its processors from what it is asked for.
 const PAUSE: Duration = Duration::from_secs(1);
-/// For so long all stays as it is.
+/// Time afterwards for which all stays as it is.
 const AFTERWARDS: Duration = Duration::from_secs(3);
 const PING: Duration = Duration::from_millis(100);
 const FAST_PING: Duration = Duration::from_millis(50);
-/// What the embedded WireGuard may take on a kernel that is not emulated, in seconds, and for how many times as long the ones in emulated
-/// machines may take it: until the first packet is answered, until half of the pairs with a direct path use it, until all do, until all that need a
-/// birthday attempt do, and until traffic is back after its path has failed. Only printed: other programs may have the processors.
+/// Times of the embedded WireGuard on a kernel that is not emulated, in seconds, and the factor by which emulated machines may take longer:
+/// until the first packet is answered, until half of the pairs with a direct path use it, until all do, until all that need a birthday
+/// attempt do, and until traffic is back after its path has failed. Only printed: other programs may have the processors.
 const FIRST: f64 = 0.3;
 const HALF_DIRECT: f64 = 0.5;
 const ALL_DIRECT: f64 = 2.0;
@@ -48,7 +48,7 @@ const PAIRS: [[Kind; 2]; 4] = [
 const EMBEDDED: [(&str, Kind); 3] =
     [("cloud-1", Kind::Open), ("hotel-1", Kind::Symmetric), ("office-1", Kind::Port)];
 
-/// What a node is behind.
+/// Kind of NAT in front of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Open,
@@ -56,7 +56,7 @@ enum Kind {
     Symmetric,
 }
 
-/// How packets between two nodes should go.
+/// Expected way of packets between two nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Path {
     Birthday,
@@ -69,7 +69,7 @@ struct Machine {
     vm: VmNode,
     kind: Kind,
     site: NatSite,
-    /// Of its pod.
+    /// Address of the machine's pod.
     address: IpAddr,
 }
 
@@ -77,7 +77,7 @@ struct Machine {
 struct Row {
     path: Path,
     pair: String,
-    /// From when both knew each other until the first answer to a ping.
+    /// Time since both knew each other, until the first answer to a ping.
     first: Duration,
     times: PairTimes,
     lost: u64,
@@ -220,7 +220,7 @@ impl Bed {
         self.world.pods.iter().find(|pod| pod.node == node).unwrap().addresses[0]
     }
 
-    /// From the first VM to the second, and from both to all other nodes.
+    /// Pings from the first VM to the second, and from both to all other nodes.
     fn pings(&self, machines: &mut [Machine; 2]) -> Vec<(usize, String, Kind, VmPings)> {
         let second = (machines[1].vm.node.name.clone(), machines[1].kind, machines[1].address);
         let others = EMBEDDED.map(|(name, kind)| (name.to_owned(), kind, self.pod_of(name)));
@@ -390,8 +390,8 @@ fn in_both<T: Send, U: Send>(each: [T; 2], work: impl Fn(T) -> U + Sync) -> [U; 
     })
 }
 
-/// Until both ends of the pairs with such a path used it, in seconds, the shortest first. Where neither has left another path for it, the
-/// session began there.
+/// Times until both ends of the pairs with such a path used it, in seconds, the shortest first. Where neither has left another path for it,
+/// the session began there.
 fn direct_times<'a>(rows: impl IntoIterator<Item = &'a Row>, path: Path) -> Vec<f64> {
     let of_path = rows.into_iter().filter(|row| row.path == path);
     let direct = |row: &Row| row.times.direct.or(row.times.session).unwrap().as_secs_f64();
@@ -400,7 +400,7 @@ fn direct_times<'a>(rows: impl IntoIterator<Item = &'a Row>, path: Path) -> Vec<
     times
 }
 
-/// Until the first packet was answered, in seconds, the shortest first.
+/// Times until the first packet was answered, in seconds, the shortest first.
 fn first_times<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Vec<f64> {
     let mut times: Vec<f64> = rows.into_iter().map(|row| row.first.as_secs_f64()).collect();
     times.sort_unstable_by(f64::total_cmp);

@@ -16,7 +16,7 @@ use testbed_lab::{Nat, NatSite, Progress, eventually};
 
 /// Only bounds a test that would hang; everything in the VMs is emulated and slow.
 const TIMEOUT: Duration = Duration::from_secs(90);
-/// Until traffic is back after its path has failed: 3 times what the embedded WireGuard may take on a kernel that is not emulated.
+/// Longest time until traffic is back after its path has failed: 3 times what the embedded WireGuard may take on a kernel that is not emulated.
 /// Without probes, silence is noticed after 12 s.
 const OTHER_PATH: Duration = Duration::from_millis(4500);
 /// Output of the ping that shows how long.
@@ -153,7 +153,7 @@ fn in_both<T: Send, U: Send>(each: [T; 2], work: impl Fn(T) -> U + Sync) -> [U; 
     })
 }
 
-/// From each pod in a VM to all others, until the VM ends.
+/// Starts pings from each pod in a VM to all others, until the VM ends.
 fn send_all_the_time(world: &World, vms: &mut [(VmNode, IpAddr); 2]) {
     let inside = vms.each_ref().map(|(_, address)| *address);
     for (vm, own) in vms {

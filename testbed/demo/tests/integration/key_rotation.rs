@@ -143,7 +143,7 @@ fn others_follow_while_the_api_server_is_away() {
         .unwrap();
 }
 
-/// Its relay lets in the next key before it is used. One of the nodes has TCP alone, the other one UDP through the relay, too.
+/// The relay lets in the next key before it is used. One of the nodes has TCP alone, the other one UDP through the relay, too.
 #[test]
 fn nodes_that_are_reached_by_a_relay_replace_their_keys() {
     let mut world = World::start(&topology::relayed(), &Progress::default()).unwrap();
@@ -178,7 +178,7 @@ fn nodes_that_are_reached_by_a_relay_replace_their_keys() {
     }
 }
 
-/// Its own node program would take the announcement back, so it is dead.
+/// The node program of the thief would take the announcement back, so it is dead.
 #[test]
 fn a_stolen_token_that_announces_the_key_of_another_node_takes_nothing() {
     let mut world = mesh();

@@ -25,7 +25,7 @@ const SECRET: &str = "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=";
 const SECRET_HEX: &str = "0202020202020202020202020202020202020202020202020202020202020202";
 const MESH_CIDR: &str = "100.100.0.0/24";
 const NODES: [&str; 2] = ["cloud-1", "office-1"];
-/// What KubeSpan derives of 2e:1a:b6:53:81:69 in this cluster.
+/// Address that KubeSpan derives of the hardware address 2e:1a:b6:53:81:69 in this cluster.
 const TALOS: &str = "fd7f:175a:b97c:5602:2c1a:b6ff:fe53:8169";
 const TALOS_ID: &str = "talosNode";
 
@@ -63,7 +63,7 @@ fn nodes_have_addresses_on_the_mesh_and_a_node_of_kubespan_joins_it() {
     eventually(TIMEOUT, is_up).unwrap();
 }
 
-/// Its addresses as the kernel has them: IPv6, IPv4.
+/// Addresses of a node in the mesh as the kernel has them: IPv6, IPv4.
 fn mesh_addresses(world: &World, name: &str) -> Result<(Ipv6Addr, Ipv4Addr)> {
     let shown = node(world, name).host.shell("ip -j addr show dev wire_kube")?;
     let shown: Value = serde_json::from_str(&shown)?;

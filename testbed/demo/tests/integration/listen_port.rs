@@ -13,9 +13,9 @@ use testbed_lab::{Dns, Progress, Router, eventually};
 /// The node with a port of its own, and one behind another symmetric NAT that reaches it there alone.
 const NODE: &str = "hotel-1";
 const OTHER: &str = "club-1";
-/// What the router leads to the node.
+/// UDP ports that the router forwards to the node.
 const FORWARDED: [u16; 3] = [51821, 51822, 51823];
-/// How long nodes that cannot find each other are watched.
+/// Time for which nodes that cannot find each other are watched.
 const WATCHED: Duration = Duration::from_secs(5);
 /// Ten times what a change of the port takes.
 const GAP: Duration = Duration::from_secs(10);

@@ -17,7 +17,7 @@ fn set_granularity(world: &World, granularity: &str) {
     world.plane.kubectl(&["patch", "wkmesh", "default", "--type=merge", "-p", &patch]).unwrap();
 }
 
-/// How packets of a node to an address leave it, as the kernel says.
+/// Route that the kernel of a node has for the mesh's packets to an address.
 fn way(world: &World, from: &str, to: IpAddr) -> Result<String> {
     node(world, from).host.shell(&format!("ip route get {to} mark 0x40"))
 }
@@ -48,7 +48,7 @@ fn all_pods_reach_each_other(world: &World) {
     assert!(failed.is_empty(), "{failed:?}");
 }
 
-/// How many packets of the other node's pod have come to this node without a tunnel since [`count_from`].
+/// Number of packets of the other node's pod that have come to this node without a tunnel since [`count_from`].
 fn clear_text(world: &World, name: &str) -> u64 {
     let listed = node(world, name).host.shell("nft list table inet judge").unwrap();
     let counts = listed
@@ -125,7 +125,7 @@ fn inside_of_a_location_packets_take_the_lan_and_between_locations_the_tunnel() 
     loses_nothing("granularity: full", &flows, mark);
 }
 
-/// Where this machine's kernel has them, they are used; `kernel_encapsulation` shows them in any case.
+/// IP tunnels are used where this machine's kernel has them; `kernel_encapsulation` shows them in any case.
 fn ip_tunnels_that_this_kernel_lacks_are_replaced_by_the_encrypted_ones(world: &World, flows: &[Flow]) {
     let has_tunnels =
         node(world, "cloud-1").host.shell("ip link add judge type ipip local 192.0.2.1").is_ok();

@@ -125,7 +125,7 @@ impl Relay {
         Self { host, directory, process: None }
     }
 
-    /// What kubelet does when the Secret changes.
+    /// Stands in for the kubelet when the Secret changes: writes its files again.
     fn mount(&self, world: &World) {
         let secret = object(world, "secret/fairlead-relay-tls").unwrap();
         for key in ["tls.key", "tls.crt", "ca.crt"] {

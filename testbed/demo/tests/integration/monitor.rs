@@ -7,7 +7,7 @@ use fairlead_demo::node::Node;
 use testbed_lab::{Host, Process};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// How long the kernel's messages about the monitors' own marks may take to be printed.
+/// Longest time until the kernel's messages about the monitors' own marks are printed.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// Both monitors of a node.

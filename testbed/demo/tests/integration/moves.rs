@@ -14,11 +14,11 @@ use testbed_lab::{Progress, eventually};
 
 /// Between two messages.
 const PACE: Duration = Duration::from_millis(10);
-/// How long traffic flows before a move.
+/// Time for which traffic flows before a move.
 const BEFORE: Duration = Duration::from_secs(1);
-/// How long it is watched after one: messages of the last second do not count.
+/// Time for which it is watched after one: messages of the last second do not count.
 const AFTER: Duration = Duration::from_secs(2);
-/// Until traffic of a node that moved to another network is back. The goal is 3 s.
+/// Longest time until traffic of a node that moved to another network is back. The goal is 3 s.
 const ROAMED: Duration = Duration::from_secs(30);
 
 /// Messages from each of two nodes to the other one, which answers each.
@@ -29,7 +29,7 @@ fn both_ways(world: &World, [one, other]: [&str; 2]) -> [Flow; 2] {
     })
 }
 
-/// Where two nodes send what is for the other one.
+/// Endpoints at which two nodes have each other.
 fn endpoints(world: &World, [one, other]: [&str; 2]) -> Result<[String; 2]> {
     let endpoint = |from: &str, to: &str| {
         let seen = peer(node(world, from), to).with_context(|| format!("{from} has no peer {to}"))?;
@@ -49,7 +49,7 @@ fn settles(world: &World, pair: [&str; 2], is_expected: impl Fn(&str) -> bool) -
     eventually(TIMEOUT, settled).unwrap()
 }
 
-/// What two nodes send to each other moves from one path to another one when something changes, and not one message is lost.
+/// Traffic between two nodes moves from one path to another one when something changes, and not one message is lost.
 fn moves(
     world: &World,
     what: &str,
@@ -105,7 +105,7 @@ fn the_family_changes(world: &World) {
     moves(world, "IPv6 to IPv4", pair, is_ipv6, change, |endpoint| endpoint.starts_with("192.168.78."));
 }
 
-/// What is in use is not ended; the node has another address, another router and another public address.
+/// A move of a node to another address, another router and another public address ends no connection in use.
 fn a_node_roams(world: &World) {
     let what = "office-1 moves to the cafe";
     let flows = [["office-1", "cloud-1"], ["office-1", "home-1"]].map(|pair| both_ways(world, pair));

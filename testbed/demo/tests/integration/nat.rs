@@ -21,16 +21,16 @@ use crate::nat::judge::{Judge, public_addresses};
 use crate::nat::times::Times;
 use crate::outage::{TIMEOUT, node};
 
-/// Until all paths are as expected: a busy machine makes first attempts fail, and the next ones come after up to 120 s
+/// Longest time until all paths are as expected: a busy machine makes first attempts fail, and the next ones come after up to 120 s
 /// (`directRetryIntervalSeconds`).
 const SETTLES: Duration = Duration::from_secs(450);
-/// How long what was found must stay.
+/// Time for which the ways that were found must stay.
 const STAYS: Duration = Duration::from_secs(20);
 
-/// How packets from a node to another one go, by their names.
+/// Ways of packets from a node to another one, by their names.
 type Ways = BTreeMap<(String, String), Found>;
 
-/// What a node says of a peer.
+/// Way to a peer, as a node reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Found {
     Direct,
@@ -140,7 +140,7 @@ fn settle(world: &World, places: &[Place]) {
     }
 }
 
-/// What is expected between two sets of addresses.
+/// Pairs of nodes between two sets of addresses, and the expected way of their packets.
 #[derive(Default)]
 struct Expected {
     is_direct: bool,

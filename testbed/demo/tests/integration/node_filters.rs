@@ -1,5 +1,5 @@
-//! What one Node says of itself that the mesh says of all: what it does not have in the mesh, and at which of its endpoints it is known.
-//! Real node programs, a real controller that copies it, and a real API server.
+//! Settings of one Node that override those of the mesh: what it leaves out of the mesh, and at which of its endpoints it is known. Real
+//! node programs, a real controller that copies them, and a real API server.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use testbed_lab::Progress;
 
 const NODE: &str = "office-1";
 const OTHER: &str = "cloud-1";
-/// How long flows are watched for losses after a change.
+/// Time for which flows are watched for losses after a change.
 const WATCHED: Duration = Duration::from_secs(3);
 
 fn annotate(world: &World, annotations: &[&str]) {
@@ -34,7 +34,7 @@ fn is_reached_through_the_mesh(world: &World) -> Result<bool> {
     Ok(answers)
 }
 
-/// Where the other node publishes that it sees the node.
+/// Endpoint at which the other node publishes that it sees the node.
 fn sighting(world: &World) -> Result<Option<Value>> {
     Ok(published(world, OTHER)?["status"]["observedEndpoints"].get(NODE).cloned())
 }

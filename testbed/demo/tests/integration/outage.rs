@@ -1,4 +1,4 @@
-//! What the tests of failures share: a mesh that works, and traffic that is watched while something fails.
+//! Common parts of the tests of failures: a mesh that works, and traffic that is watched while something fails.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use testbed_lab::traffic::Flow;
 /// Only bounds a test that would hang.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How long it takes until messages of now are old enough to be counted.
+/// Time until messages of now are old enough to be counted.
 const SETTLE: Duration = Duration::from_millis(1100);
 
 /// Three sites with a pod on every node, each of which reaches every other.

@@ -10,10 +10,10 @@ use fairlead_demo::{World, probe, topology};
 use testbed_lab::Progress;
 use testbed_lab::traffic::Flow;
 
-/// Until traffic is back on the other path: 2 to 3 s. Without probes, the silence of the peer is only noticed after 12 s.
+/// Longest time until traffic is back on the other path: it takes 2 to 3 s. Without probes, the silence of the peer is only noticed after 12 s.
 const OTHER_PATH: Duration = Duration::from_secs(10);
 
-/// Where `from` sends what is for `to`.
+/// Endpoint to which `from` sends packets for `to`.
 fn endpoint(world: &World, from: &str, to: &str) -> SocketAddr {
     let seen = peer(node(world, from), to).unwrap();
     seen["endpoint"].as_str().unwrap_or_else(|| panic!("{seen}")).parse().unwrap()

@@ -14,7 +14,7 @@ use testbed_lab::{Process, Progress, Router};
 /// A second public address of the router. miniupnpd takes none of those that the lab has, which are for documentation.
 const EXTERNAL: &str = "11.0.0.5";
 const PORT: u16 = 51820;
-/// How long nodes that cannot find each other are watched.
+/// Time for which nodes that cannot find each other are watched.
 const WATCHED: Duration = Duration::from_secs(5);
 
 fn apply_mesh(world: &World, spec: &Value) {

@@ -1,4 +1,4 @@
-//! What a node cannot publish: an endpoint that is none, and a status that the API server refuses. All else goes on.
+//! Failures to publish: an endpoint that is none, and a status that the API server refuses. All else goes on.
 
 use std::time::Instant;
 

@@ -12,7 +12,7 @@ use testbed_lab::Progress;
 use testbed_lab::relay::{Relay, TOKEN};
 use testbed_lab::traffic::Flow;
 
-/// Until traffic is back after a path has failed: 2 to 3 s.
+/// Longest time until traffic is back after a path has failed: it takes 2 to 3 s.
 const OTHER_PATH: Duration = Duration::from_secs(15);
 /// The same if a node program starts that knows the mesh and its relay from its state directory: it waits 3 s for the API server.
 const FROM_SAVED_STATE: Duration = Duration::from_secs(40);
@@ -29,7 +29,7 @@ fn published(world: &World, name: &str) -> Result<Value> {
     Ok(serde_json::from_str::<Value>(&text)?["status"].clone())
 }
 
-/// Where packets to a peer go: `tcp://` or `udp://` before the relay's address.
+/// Endpoint of a peer: `tcp://` or `udp://` before the relay's address.
 fn endpoint(world: &World, from: &str, to: &str) -> Result<String> {
     let seen = peer(node(world, from), to).with_context(|| format!("{from} has no peer {to}"))?;
     ensure!(seen["state"] == "up", "{from} to {to}: {seen}");

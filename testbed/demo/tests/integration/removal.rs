@@ -1,4 +1,4 @@
-//! Who is removed from the mesh, and who is only missing: real node programs, a real API server, a discovery service.
+//! Nodes that are removed from the mesh, and nodes that are only missing: real node programs, a real API server, a discovery service.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use testbed_lab::{Progress, executable};
 
 const CLUSTER: &str = "removal";
 const REMOVED: &str = "office-1";
-/// Until a node that was revoked has no tunnel any more, at most.
+/// Longest time until a node that was revoked has no tunnel any more.
 const REVOKED: Duration = Duration::from_secs(5);
 
 /// `fairlead peer revoke` ends the tunnels to a node at once. Neither the node program, which goes on, nor the discovery service, which

@@ -1,5 +1,5 @@
-//! How long pings take beside a bulk flow of the same two pods, by way of a relay behind a slow uplink: over TCP, where a node
-//! has no UDP, and over UDP. Nothing is fake but the kubelet; the uplink is a queue of the lab, and iperf3 makes the flow.
+//! Round-trip times of pings beside a bulk flow of the same two pods, by way of a relay behind a slow uplink: over TCP, where a node has no
+//! UDP, and over UDP. Nothing is fake but the kubelet; the uplink is a queue of the lab, and iperf3 makes the flow.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -17,23 +17,23 @@ use testbed_lab::{Process, Progress, SlowLink, eventually};
 /// The uplink of the relay, and what may wait before it: 50 ms as a short queue, 200 ms as many home routers have.
 const BITS_PER_SECOND: u32 = 10_000_000;
 const QUEUES_MS: [u32; 2] = [50, 200];
-/// From each site to each other.
+/// Delay from each site to each other.
 const ONE_WAY: Duration = Duration::from_millis(10);
 const INTERVAL: Duration = Duration::from_millis(50);
 const ALONE: Duration = Duration::from_secs(3);
 const BULK: Duration = Duration::from_secs(15);
-/// Until the bulk flow has filled the queues.
+/// Time until the bulk flow has filled the queues.
 const STARTS: Duration = Duration::from_secs(2);
 /// Share of the rate that the bulk flow must have, and of pings that must be answered: what finds no room in the queue of the uplink is lost.
 const LEAST: f64 = 0.5;
 
-/// How much longer pings may take beside the bulk flow, at most.
+/// Most milliseconds by which pings may take longer beside the bulk flow.
 const GOAL_MS: f64 = 100.0;
 /// Over UDP the request and the answer of a ping wait in the queue of the uplink and nowhere else: so much more than twice that queue
 /// would be a queue of Fairlead. Over TCP the goal is not met: what is lost delays all that is behind it (docs/relay.md).
 const MOST_BESIDE_QUEUES_MS: f64 = 1000.0;
 
-/// Who sends to whom, and how.
+/// Sender, receiver, and protocol to the relay.
 const WAYS: [(&str, &str, &str); 2] = [("fort-1", "hotel-1", "tcp://"), ("hotel-1", "club-1", "udp://")];
 
 /// Pings of one pod to another one.

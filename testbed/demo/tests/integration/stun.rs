@@ -9,14 +9,14 @@ use fairlead_demo::{World, probe, topology};
 use serde_json::{Value, json};
 use testbed_lab::{Host, Progress};
 
-/// How long nodes that cannot find each other are watched.
+/// Time for which nodes that cannot find each other are watched.
 const WATCHED: Duration = Duration::from_secs(5);
 
 fn peer(world: &World, node: &str) -> Result<Value> {
     Ok(serde_json::from_str(&world.plane.kubectl(&["get", "wirekubepeer", node, "-o", "json"])?)?)
 }
 
-/// What a node publishes of its NAT.
+/// Checks the type of NAT that a node publishes, and that it was found by STUN; its WireKubePeer.
 fn nat_of(world: &World, node: &str, expected: &str) -> Result<Value> {
     let peer = peer(world, node)?;
     ensure!(peer["status"]["natType"] == expected, "{node}: {}", peer["status"]);

@@ -1,4 +1,4 @@
-//! What `kubectl get` and `fairlead status` print.
+//! Output of `kubectl get` and `fairlead status`.
 
 use std::fs;
 use std::process::{Command, Output};

@@ -97,7 +97,7 @@ fn annotate(world: &World) {
     world.plane.kubectl(&["annotate", "node", one, other, gateway[0], gateway[1]]).unwrap();
 }
 
-/// Of the device itself: keys, port and mark.
+/// Keys, port and mark of the device itself.
 fn own(vm: &mut VmNode) -> String {
     let dump = vm.shell("wg show wire_kube dump").unwrap();
     dump.lines().next().unwrap().to_owned()

@@ -1,4 +1,4 @@
-//! What coturn's client says of each kind of NAT (RFC 5780), beside what the node behind it publishes.
+//! Behaviour of each kind of NAT (RFC 5780) as coturn's client finds it, beside what the node behind it publishes.
 
 use std::process::Command;
 
@@ -21,7 +21,7 @@ struct Server {
     _process: Process,
 }
 
-/// What the client found, in its words; `None` without an answer.
+/// Behaviour that the client found, in its words; `None` without an answer.
 struct Behaviour {
     mapping: Option<String>,
     filtering: Option<String>,

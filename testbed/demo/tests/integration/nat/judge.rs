@@ -1,5 +1,5 @@
-//! What passes the lab's Internet, counted there by nftables: who sends WireGuard's packets to whom, who sends UDP at all,
-//! and who has a connection to the relay.
+//! Traffic through the lab's Internet, counted there by nftables: who sends WireGuard's packets to whom, who sends UDP at all, and who has
+//! a connection to the relay.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -30,7 +30,7 @@ pub(crate) struct Judge<'a> {
     world: &'a World,
 }
 
-/// What was counted, by source.
+/// Sources, and destinations where they matter, of the packets that were counted.
 pub(crate) struct Seen {
     /// Source and destination of WireGuard's transport data messages, keepalives included.
     pub(crate) direct: BTreeSet<(IpAddr, IpAddr)>,
@@ -54,7 +54,7 @@ impl<'a> Judge<'a> {
         self.world.lab().internet().shell(&flush.join("\n")).map(drop)
     }
 
-    /// What was counted since.
+    /// Packets that were counted since the start or the last restart of the count.
     pub(crate) fn seen(&self) -> Result<Seen> {
         let pairs = |set: &str| -> Result<Vec<(IpAddr, IpAddr)>> {
             let pair = |element: &Value| {

@@ -1,4 +1,4 @@
-//! How long pairs of nodes took.
+//! Times of pairs of nodes until they reached each other.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,9 +12,9 @@ use fairlead_demo::times::{Course, PairTimes, courses};
 /// The times of all pairs.
 #[derive(Debug, Default)]
 pub(crate) struct Times {
-    /// Until both ends had a session.
+    /// Time of each pair until both ends had a session.
     session: Vec<Duration>,
-    /// Until both ends used the direct path, of pairs that have one.
+    /// Time until both ends used the direct path, of pairs that have one.
     direct: Vec<Duration>,
 }
 
