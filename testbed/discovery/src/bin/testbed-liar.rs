@@ -35,12 +35,12 @@ use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-/// How often watches are told something.
+/// Interval at which watches are told something.
 const INTERVAL: Duration = Duration::from_millis(200);
 /// Bytes between TLS and gRPC.
 const BUFFER: usize = 64 << 10;
 
-/// What one member has published.
+/// Affiliates that one member has published: the first and the latest.
 #[derive(Debug, Clone)]
 struct Published {
     first: Affiliate,

@@ -278,7 +278,7 @@ impl Replica {
         self.process = None;
     }
 
-    /// What `/readyz` says; `None` if that is not what it should be.
+    /// Answer of `/readyz`; `None` if there is none, or if its status does not match `is_ready`.
     pub(crate) async fn readiness(&self, is_ready: bool) -> Option<String> {
         let answer = get(self.health, "/readyz").await?;
         (answer.starts_with("HTTP/1.1 200") == is_ready).then_some(answer)
