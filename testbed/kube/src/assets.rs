@@ -43,7 +43,7 @@ pub(crate) struct Assets {
 
 struct Supervised {
     shell: Child,
-    /// Its end is what kills the program.
+    /// Pipe whose end kills the program.
     stdin: Option<ChildStdin>,
 }
 

@@ -1,4 +1,4 @@
-//! What upstream judges a cluster with, built from Kubernetes's own modules and CoreDNS's.
+//! Conformance tests of Kubernetes, built from Kubernetes's own modules and CoreDNS's.
 //!
 //! The suite asks for images by name; [`crate::images`] makes those that its network tests use.
 

@@ -14,14 +14,14 @@ const NEEDS_GO: &str = "cannot run `go`: install Go 1.26 or newer, or set KUBEBU
 /// One of the modules in directories beside this crate.
 pub(crate) struct Module {
     path: PathBuf,
-    /// What it is built for, like `k8s.io/kubernetes`.
+    /// Module whose programs are built, like `k8s.io/kubernetes`.
     requirement: String,
     /// The version of that, like `1.36.2`.
     pub(crate) version: String,
     pub(crate) hash: u64,
 }
 
-/// What to build.
+/// Package to build.
 #[derive(Clone, Copy)]
 pub(crate) enum Package<'a> {
     /// A program.
@@ -55,12 +55,12 @@ impl Module {
         Ok(Self { path, requirement: requirement.to_owned(), version, hash: hash.value() })
     }
 
-    /// Where what is built from the module as it is now is kept.
+    /// Directory in the cache for programs that are built from the module as it is now.
     pub(crate) fn shelf(&self, name: &str) -> anyhow::Result<Shelf> {
         Shelf::new(&format!("{name}-{}-{:016x}", self.version, self.hash))
     }
 
-    /// Where the sources of the module it is built for are; they are downloaded if need be.
+    /// Directory with the sources of the module whose programs are built; they are downloaded if need be.
     pub(crate) fn sources(&self) -> anyhow::Result<PathBuf> {
         let list = ["mod", "download", "-json", self.requirement.as_str()];
         let output = self.go().args(list).stdin(Stdio::null()).output().context(NEEDS_GO)?;

@@ -4,8 +4,8 @@
 //! [`crate::binary`]. The names are those that upstream's suite asks for; a test compares them with the
 //! suite's source.
 //!
-//! What is in them is not what upstream puts there, but does the same: Debian's busybox, `agnhost` from Kubernetes's module
-//! with this machine's curl, dig and nc, `pause` from Kubernetes's source.
+//! Their contents are not upstream's, but do the same: Debian's busybox, `agnhost` from Kubernetes's module with this machine's curl, dig
+//! and nc, `pause` from Kubernetes's source.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,7 +26,7 @@ pub const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1";
 pub const BUSYBOX_BEFORE: &str = "registry.k8s.io/e2e-test-images/busybox:1.36.1-1";
 /// The DNS server; its tag is the version in `coredns/go.mod`.
 pub const COREDNS: &str = "registry.k8s.io/coredns/coredns:v1.15.0";
-/// What looks up names as programs linked with the GNU C library do.
+/// Image that looks up names as programs linked with the GNU C library do.
 pub const GLIBC_DNS_TESTING: &str = "registry.k8s.io/e2e-test-images/glibc-dns-testing:2.0.0";
 /// The process that holds a pod's namespaces; it is in the configuration of runtimes.
 pub const PAUSE: &str = "registry.k8s.io/pause:3.10.2";

@@ -8,7 +8,7 @@
 //! Not for: production (etcd never syncs, keys lie in a temporary directory), and not a cluster: there
 //! are no nodes unless a test creates Node objects or runs kubelets of its own.
 //!
-//! Where things come from: the programs are compiled from Kubernetes's own Go modules (`kubebed/` beside
+//! Sources: the programs are compiled from Kubernetes's own Go modules (`kubebed/` beside
 //! this crate; needs Go, minutes the first time, then cached outside the checkout, see [`binary`]). If
 //! `KUBEBUILDER_ASSETS` names a directory with etcd, kube-apiserver and kubectl, as for other projects'
 //! tests, those serve instead wherever they can do what the [`Options`] ask. Data goes to a temporary

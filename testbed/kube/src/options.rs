@@ -6,7 +6,7 @@ use std::process::Command;
 /// a lab host's network namespace. Arguments, environment and standard streams are set on the result.
 pub type Launcher = Box<dyn Fn(&Path) -> Command + Send + Sync>;
 
-/// What to start; the default is an API server on a free port of 127.0.0.1, without controllers.
+/// Programs to start, and their settings; the default is an API server on a free port of 127.0.0.1, without controllers.
 #[derive(Default)]
 pub struct Options {
     /// Runs the programs, `kubectl` included, somewhere else than beside the test; its loopback
@@ -21,7 +21,7 @@ pub struct Options {
     pub addresses: Vec<IpAddr>,
     /// Further DNS names for the server's certificate.
     pub extra_names: Vec<String>,
-    /// Where the directory with state and logs is made; the system's directory for temporary files if not given.
+    /// Directory in which the one with state and logs is made; the system's directory for temporary files if not given.
     pub parent: Option<PathBuf>,
     /// TCP port of the API server; a free one (15000–29999) if not given.
     pub port: Option<u16>,

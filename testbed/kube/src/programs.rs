@@ -1,4 +1,4 @@
-//! Where the programs come from: one binary of our own, or the user's `KUBEBUILDER_ASSETS`.
+//! Programs of the control plane: one binary of our own, or the user's `KUBEBUILDER_ASSETS`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -38,8 +38,8 @@ impl Programs {
     }
 }
 
-/// Those assets are only etcd, kube-apiserver and kubectl; and the API server then makes its own
-/// certificate, for one address.
+/// Whether etcd, kube-apiserver and kubectl are enough for these options: such assets have nothing else, and the API server then makes its
+/// own certificate, for one address.
 fn assets_suffice(options: &Options) -> bool {
     !options.controllers
         && !options.scheduler

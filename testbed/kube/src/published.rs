@@ -10,7 +10,7 @@ use testbed_cache::{Shelf, progress};
 /// Programs of one Go module.
 #[derive(Debug, Clone, Copy)]
 pub struct Published {
-    /// What the directory in the cache is named after, together with the version.
+    /// Name of the directory in the cache, before the version.
     pub name: &'static str,
     /// The module's version, with its `v`.
     pub version: &'static str,

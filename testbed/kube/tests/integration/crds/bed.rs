@@ -62,7 +62,7 @@ impl Bed {
         }
     }
 
-    /// What a program may do: kubectl with a token of its ServiceAccount, bound to a node or not.
+    /// Client with the rights of a program: kubectl with a token of its ServiceAccount, bound to a node or not.
     pub(crate) fn program(&self, account: &str, node: Option<&str>) -> Program<'_> {
         let kubeconfig = self.directory.path().join(format!("{account}-{}", node.unwrap_or("unbound")));
         // Tests at the same time write the same file; each write is complete before it is used.
@@ -75,13 +75,13 @@ impl Bed {
         Program { plane: &self.plane, kubeconfig: kubeconfig.to_str().unwrap().to_owned() }
     }
 
-    /// What the managed relay may do.
+    /// Client with the rights of the managed relay.
     pub(crate) fn relay(&self) -> Program<'_> {
         let token = self.plane.token("fairlead-relay", "fairlead-relay", None).unwrap();
         self.program_with(&token, "fairlead-relay")
     }
 
-    /// What the owner of this token may do; `name` is for its kubeconfig.
+    /// Client with the rights of the owner of this token; `name` is that of its kubeconfig.
     pub(crate) fn program_with(&self, token: &str, name: &str) -> Program<'_> {
         let kubeconfig = self.directory.path().join(name);
         self.plane.kubeconfig_for_token(token, &kubeconfig, None).unwrap();
@@ -147,7 +147,7 @@ impl Program<'_> {
         rights
     }
 
-    /// Which of these accesses the API server would allow.
+    /// Whether the API server would allow each of these accesses.
     pub(crate) fn may(&self, accesses: &[Access]) -> Vec<bool> {
         let reviews: Vec<String> = accesses.iter().map(Access::review).collect();
         let print = "-o=jsonpath={.status.allowed}{'\\n'}";

@@ -1,4 +1,4 @@
-//! What a user installs: the base and the overlays of `deploy/`, as the API server takes them.
+//! Manifests that a user installs: the base and the overlays of `deploy/`, as the API server takes them.
 
 use std::collections::BTreeSet;
 
@@ -77,7 +77,7 @@ fn the_overlays_are_taken_too() {
     }
 }
 
-/// Its PodMonitors need CRDs that are not here, so the API server does not see them.
+/// PodMonitors need CRDs that are not here, so the API server does not see the overlay.
 #[test]
 fn the_monitoring_overlay_scrapes_with_a_token_what_is_served_with_tls() {
     let directory = checkout().join("deploy/overlays/monitoring");

@@ -1,4 +1,4 @@
-//! Who may say where a node is, and which networks its pods have: administrators and controllers, and not its kubelet.
+//! Rights to set the location of a node, and the networks of its pods: administrators and controllers have them, and its kubelet has not.
 
 use std::time::{Duration, Instant};
 

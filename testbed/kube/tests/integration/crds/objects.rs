@@ -1,4 +1,4 @@
-//! What users write is kept and shown.
+//! Objects that users write are kept and shown.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! What cannot work is refused, with a reason.
+//! Objects that cannot work are refused, with a reason.
 
 use crate::crds::bed::{KEY, bed, block, checkout, egress, kilo_peer, mesh, pool, request, wirekube_peer};
 

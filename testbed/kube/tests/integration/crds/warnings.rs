@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::crds::bed::{KEY, bed};
 
-/// What kubectl says to this object; empty if nothing.
+/// Warnings that kubectl prints about this object; empty without any.
 fn warnings(object: &Value) -> String {
     let arguments = ["create", "--dry-run=server", "--warnings-as-errors", "-f", "-"];
     match bed().plane.kubectl_stdin(&arguments, &object.to_string()) {

@@ -67,7 +67,7 @@ impl Bed {
         Self { plane, controller, _directory: directory }
     }
 
-    /// What `kubectl get -o json` prints.
+    /// Output of `kubectl get -o json`.
     pub(crate) fn get(&self, arguments: &[&str]) -> Result<Value> {
         let arguments = [&["get", "-o", "json"], arguments].concat();
         Ok(serde_json::from_str(&self.plane.kubectl(&arguments)?)?)

@@ -1,4 +1,4 @@
-//! What the controller writes into the status beside what is said of the gateways.
+//! Status that the controller writes, other than that of the gateways.
 
 use anyhow::{Context as _, ensure};
 use serde_json::json;
