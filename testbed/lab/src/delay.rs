@@ -37,7 +37,7 @@ const TABLE: u32 = 99;
 const LONGEST: usize = 1 << 16;
 /// Packets that are held back at most; more are dropped, as by a router.
 const MOST: usize = 20_000;
-/// How soon the thread ends.
+/// Interval at which the thread looks whether it should end.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Packets between sites take longer while this exists.

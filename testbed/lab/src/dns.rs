@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use crate::host::Host;
 use crate::process::Process;
 
-/// How long it may take to come up on a busy machine.
+/// Longest time until the server is up on a busy machine.
 const START: Duration = Duration::from_secs(60);
 
 /// Knows the names that it is told, and says of all others below `example` (RFC 2606) that they do not exist. Dropping it ends it.

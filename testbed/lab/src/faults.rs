@@ -1,4 +1,4 @@
-//! What can be made to go wrong in one namespace, as nftables rules.
+//! Faults that can be made in one namespace, as nftables rules.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;

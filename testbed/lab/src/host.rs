@@ -12,10 +12,10 @@ use crate::namespace::Namespace;
 use crate::router::Router;
 use crate::site::NatSite;
 
-/// What to choose about a host behind a router; by default the lab chooses.
+/// Options of a host behind a router; by default the lab chooses.
 #[derive(Debug, Clone, Default)]
 pub struct HostOptions {
-    /// Its IPv4 address; must be in the LAN's range and free.
+    /// IPv4 address; must be in the LAN's range and free.
     pub address: Option<Ipv4Addr>,
     /// MTU of its link, bytes of an IP packet.
     pub mtu: Option<u32>,
@@ -33,7 +33,7 @@ struct Inner {
     uplink: Mutex<Uplink>,
 }
 
-/// Where it is.
+/// Link of the host, and the router behind which it is.
 #[derive(Debug)]
 struct Uplink {
     attachment: Attachment,
@@ -53,12 +53,12 @@ impl Host {
         Ok(Self { inner: Arc::new(Inner { namespace, uplink }) })
     }
 
-    /// Its own IPv4 address: public, or that on its LAN. Of a router: that on its `wan`.
+    /// IPv4 address of the host: public, or that on its LAN. Of a router: that on its `wan`.
     pub fn address(&self) -> Ipv4Addr {
         lock(&self.inner.uplink).attachment.address
     }
 
-    /// Its own IPv6 address, if it has one.
+    /// IPv6 address of the host, if it has one.
     pub fn address6(&self) -> Option<Ipv6Addr> {
         lock(&self.inner.uplink).attachment.address6
     }

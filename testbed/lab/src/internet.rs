@@ -40,7 +40,7 @@ pub(crate) struct Uplink {
     pub interface: &'static str,
     /// Give it a public IPv6 address too.
     pub ipv6: bool,
-    /// Bytes of an IP packet; the kernel's default if `None`.
+    /// MTU in bytes of an IP packet; the kernel's default if `None`.
     pub mtu: Option<u32>,
     /// An IPv4 range routed to it without NAT.
     pub routed: Option<Ipv4Net>,
@@ -166,7 +166,7 @@ fn route_through(range: Ipv4Net, gateway: Ipv4Addr, port: &str) -> String {
     format!("route replace {range} via {gateway} dev {port} onlink\n")
 }
 
-/// What makes a namespace a router. ICMP is not rate-limited: a second "too big" must not get lost in a test.
+/// Sysctls that make a namespace a router. ICMP is not rate-limited: a second "too big" must not get lost in a test.
 pub(crate) const FORWARDING: &[(&str, &str)] = &[
     ("net/ipv4/ip_forward", "1"),
     ("net/ipv6/conf/all/forwarding", "1"),

@@ -20,7 +20,7 @@ pub struct Lab {
     shared: Arc<Shared>,
 }
 
-/// What sites need to add hosts later.
+/// State of the lab that sites need to add hosts later.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub internet: Arc<Internet>,

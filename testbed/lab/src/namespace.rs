@@ -18,8 +18,8 @@ use crate::faults::Faults;
 use crate::lock;
 use crate::process::Process;
 
-/// What the holder runs. `read` returns when the owner's end of the pipe is gone, however the owner ended; then
-/// whatever still runs in these namespaces is killed, a few rounds over because the killed may have been forking.
+/// Script of the holder. `read` returns when the owner's end of the pipe is gone, however the owner ended; then whatever still runs in
+/// these namespaces is killed, a few rounds over because the killed may have been forking.
 const HOLDER_SCRIPT: &str = r#"
 read -r _
 for round in 1 2 3 4 5; do

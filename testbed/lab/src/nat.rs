@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use ipnet::Ipv4Net;
 
-/// How a router translates, in the words of RFC 4787: mapping (EIM endpoint-independent, EDM address-and-port-dependent)
-/// and filtering (EIF endpoint-independent, ADF address-dependent, APDF address-and-port-dependent).
+/// Kind of translation by a router, in the words of RFC 4787: mapping (EIM endpoint-independent, EDM address-and-port-dependent) and
+/// filtering (EIF endpoint-independent, ADF address-dependent, APDF address-and-port-dependent).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Nat {
     /// No translation, no firewall for IPv4: the LAN range is routed on the Internet, so it must be a public one.
@@ -15,7 +15,7 @@ pub enum Nat {
     /// EIM, APDF, no hairpinning: the common home router. Ports are preserved for the first host of the site; each further
     /// one has ports of its own, so mappings never overload (RFC 4787 REQ-3).
     PortRestricted,
-    /// What Linux does by itself: as `PortRestricted`, but two hosts may share one external port towards different
+    /// The default of Linux: as `PortRestricted`, but two hosts may share one external port towards different
     /// remote endpoints, so with equal internal ports the second host's mapping can depend on the destination.
     LinuxMasquerade,
     /// EIM, EIF.
@@ -49,7 +49,7 @@ pub(crate) const USUAL_LIFE: Duration = Duration::from_secs(300);
 const BLOCK: u32 = 256;
 const BLOCKS: u32 = 80;
 const FIRST_BLOCK: u32 = 12_000;
-/// How many blocks further a host's ports are after a rebind.
+/// Number of blocks by which a host's ports move at a rebind.
 const REBIND_STEP: u32 = 17;
 /// Ports of the predictable symmetric kind: more than a test takes, since which port follows the last one differs between NATs.
 const PREDICTABLE: std::ops::Range<u16> = 40_000..48_192;
@@ -87,7 +87,7 @@ pub(crate) struct Rules {
     pub lan: Ipv4Net,
     /// Hosts in the order they came.
     pub hosts: Vec<Ipv4Addr>,
-    /// Of 1:1 sites: (host, its public address).
+    /// Hosts of 1:1 sites, each with its public address.
     pub one_to_one: Vec<(Ipv4Addr, Ipv4Addr)>,
     pub mapping_life: Duration,
     /// Counts rebinds.

@@ -12,7 +12,7 @@ use crate::namespace::Namespace;
 
 /// Somewhere that sockets can be opened.
 pub trait Place {
-    /// Its name, for people.
+    /// Name of the place, for people.
     fn name(&self) -> &str;
 
     /// Runs `work` in its network namespace; sockets opened there stay there.

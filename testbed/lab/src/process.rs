@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
-/// How often a waiting caller looks again.
+/// Interval at which a waiting caller looks again.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A running program. Dropping it kills it with its children; those of a program that had already ended go with the lab.
@@ -37,7 +37,7 @@ impl Process {
         Ok(Self { name, child, waited: false, output: output.to_owned() })
     }
 
-    /// Its process id.
+    /// Process ID.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -47,7 +47,7 @@ impl Process {
         &self.output
     }
 
-    /// What it has written so far.
+    /// Output that the process has written so far.
     ///
     /// # Errors
     /// The file has been removed.
@@ -57,7 +57,7 @@ impl Process {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Its exit status if it has ended.
+    /// Exit status of the process; `None` while it runs.
     ///
     /// # Errors
     /// The kernel cannot say.

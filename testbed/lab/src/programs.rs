@@ -1,4 +1,4 @@
-//! What every bed does with programs that were built beside it.
+//! Functions for programs that were built beside a bed's own.
 
 use std::path::PathBuf;
 use std::thread;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-/// How often [`eventually`] looks.
+/// Interval at which [`eventually`] checks its condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// An executable of this workspace, beside this program or one directory above a test's.

@@ -1,4 +1,4 @@
-//! What is going on, on stderr, one line a step.
+//! Progress on stderr, one line a step.
 
 use std::io::Write;
 use std::time::Instant;

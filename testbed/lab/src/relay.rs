@@ -175,7 +175,7 @@ impl Relay {
         process.wait(TIMEOUT).map(drop)
     }
 
-    /// What the program wrote.
+    /// Output of the program; empty if it was not started, or cannot be read.
     pub fn output(&self) -> String {
         self.process.as_ref().and_then(|process| process.output().ok()).unwrap_or_default()
     }
@@ -190,12 +190,12 @@ impl Relay {
         process.wait(TIMEOUT).map(drop)
     }
 
-    /// Where it listens, as its option `--addr` says.
+    /// Address and port where the program listens, as its option `--addr` has them.
     pub fn listen_address(&self) -> &str {
         &self.listen
     }
 
-    /// Its address or name, and port.
+    /// Address or name of the relay, and port.
     pub fn address(&self) -> String {
         format!("{}:{PORT}", self.name)
     }

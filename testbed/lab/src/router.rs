@@ -81,7 +81,7 @@ impl Router {
         self.inner.lan6
     }
 
-    /// Its address on the LAN, the hosts' gateway.
+    /// Address of the router on the LAN: the hosts' gateway.
     pub fn lan_address(&self) -> Ipv4Addr {
         lan_gateway(self.lan())
     }
@@ -246,8 +246,8 @@ impl Router {
     }
 }
 
-/// Where the module `br_netfilter` is loaded (for Kubernetes, often) even frames between two hosts of the LAN would pass
-/// the router's rules and its losses.
+/// Keeps frames between two hosts of the LAN from the router's rules and its losses, which they would pass where the module `br_netfilter`
+/// is loaded (for Kubernetes, often).
 fn keep_rules_off_bridges(router: &Namespace) -> Result<()> {
     router.run(|| {
         let switches = ["arptables", "iptables", "ip6tables"]

@@ -17,7 +17,7 @@ use crate::router::Router;
 /// Hosts whose address the lab chooses begin at this offset of the LAN.
 const FIRST_HOST: u32 = 10;
 
-/// Which IPv6 a site has.
+/// Kind of IPv6 that a site has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Ipv6 {
     /// None.
@@ -32,7 +32,7 @@ pub enum Ipv6 {
 /// A site behind a router, before it is made.
 #[derive(Debug, Clone)]
 pub struct SiteOptions {
-    /// What the router does to IPv4.
+    /// Translation of IPv4 by the router.
     pub nat: Nat,
     /// The LAN's range; two sites may have the same. Public (as 198.51.100.0/24) if `nat` is [`Nat::None`].
     pub lan: Ipv4Net,
@@ -64,7 +64,7 @@ impl PublicSite {
         Self { shared: Arc::clone(shared), name: name.into(), ipv6 }
     }
 
-    /// Its name.
+    /// Name of the site.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -159,12 +159,12 @@ impl NatSite {
         Self::new(shared, name, SiteOptions::new(Nat::PortRestricted, range))
     }
 
-    /// Its name.
+    /// Name of the site.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// Its router.
+    /// Router of the site.
     pub fn router(&self) -> &Router {
         &self.inner.router
     }

@@ -16,21 +16,21 @@ use crate::place::Place;
 
 /// Pause between two messages unless a test sets another.
 const PACE: Duration = Duration::from_millis(50);
-/// How often a thread that waits for bytes looks whether it should end.
+/// Interval at which a thread that waits for bytes looks whether it should end.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How long a connection may take to come about.
+/// Longest time in which a connection must be established.
 const CONNECT: Duration = Duration::from_secs(5);
 /// A message that is younger may still be on its way, on a machine that is busy.
 const UNDER_WAY: Duration = Duration::from_secs(1);
-/// So many of the latest messages must have been answered for a flow to count as flowing.
+/// Number of the latest messages that must have been answered for a flow to count as flowing.
 const FLOWING: usize = 5;
 
-/// What a flow suffered in some time.
+/// Losses and gaps of a flow in some time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Figures {
     /// Messages sent long enough ago to have been answered.
     pub sent: usize,
-    /// Those that never were.
+    /// Messages of those sent that were never answered.
     pub lost: usize,
     /// The longest time without any answer.
     pub longest_gap: Duration,
@@ -42,7 +42,7 @@ pub struct Figures {
 #[derive(Debug, Default)]
 struct Log {
     messages: Vec<(Instant, Option<Instant>)>,
-    /// Why the connection ended, if it did.
+    /// Reason why the connection ended, if it did.
     ended: Option<String>,
 }
 
@@ -144,7 +144,7 @@ impl Flow {
         self.threads.push(std::thread::spawn(move || work(&log, &stop)));
     }
 
-    /// What it is and between whom, for people.
+    /// Protocol and ends of the flow, for people.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -163,12 +163,12 @@ impl Flow {
         log.ended.is_none() && (0..FLOWING).all(|_| latest.next().is_some_and(good))
     }
 
-    /// Why the connection ended; `None` while it is open, and for UDP.
+    /// Reason why the connection ended; `None` while it is open, and for UDP.
     pub fn ended(&self) -> Option<String> {
         lock(&self.log).ended.clone()
     }
 
-    /// What happened since `mark`. Messages of the last second are not counted: they may be under way.
+    /// Figures since `mark`. Messages of the last second are not counted: they may be under way.
     pub fn figures_since(&self, mark: Instant) -> Figures {
         figures(&lock(&self.log).messages, mark, Instant::now())
     }

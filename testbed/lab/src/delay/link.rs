@@ -72,7 +72,7 @@ impl Direction {
     }
 }
 
-/// How long a link takes to send so many bytes.
+/// Time that a link takes to send so many bytes.
 fn time_of(bytes: u64, slow: &SlowLink) -> Duration {
     let bits = bytes.saturating_mul(8).saturating_mul(1_000_000_000);
     Duration::from_nanos(bits.checked_div(slow.bits_per_second.into()).unwrap_or(u64::MAX))

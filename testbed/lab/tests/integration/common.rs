@@ -7,7 +7,7 @@ use testbed_lab::{Host, Lab, Namespace};
 
 /// Long enough for a loaded machine; only bounds a failure.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long silence must last before it counts as silence.
+/// Time without packets after which no packet is expected any more.
 pub(crate) const SILENCE: Duration = Duration::from_millis(150);
 
 pub(crate) fn lan(text: &str) -> ipnet::Ipv4Net {
@@ -80,7 +80,7 @@ impl Observers {
         Self { hosts, sockets }
     }
 
-    /// What the first observer sees as the socket's address.
+    /// Address of the socket as the first observer sees it.
     pub(crate) fn reflexive(&self, from: &UdpSocket) -> SocketAddr {
         let (observer, address) = &self.sockets[0];
         seen(from, observer, *address, TIMEOUT).expect("an observer sees the socket")

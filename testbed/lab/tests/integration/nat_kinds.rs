@@ -212,7 +212,7 @@ fn two_customers_of_one_carrier_meet_only_inside() {
     assert_eq!(receive(&from, common::TIMEOUT).unwrap().1, at(two_site.router().address(), 51_820));
 }
 
-/// Who can punch through to whom; `first` sends first, so both orders are tried.
+/// Hole punching between each two kinds of NAT; `first` sends first, so both orders are tried.
 #[test]
 fn hole_punching_works_exactly_where_it_should() {
     let lab = Lab::new().unwrap();
