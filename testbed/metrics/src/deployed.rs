@@ -34,7 +34,7 @@ impl Program {
         }
     }
 
-    /// What the dashboard and the alerts use of this program's metrics, and `exposed` lacks.
+    /// Metrics and labels of this program that the dashboard and the alerts use, and `exposed` lacks.
     ///
     /// # Errors
     /// The dashboard is no JSON.

@@ -26,11 +26,11 @@ pub struct Exposed(BTreeMap<String, Metric>);
 /// A metric.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Metric {
-    /// Its name without the suffixes of a histogram.
+    /// Name of the metric without the suffixes of a histogram.
     pub family: String,
     /// counter, gauge or histogram.
     pub kind: String,
-    /// What it means.
+    /// Help text that the program exposes, without its last period.
     pub help: String,
     /// Names of its labels.
     pub labels: BTreeSet<String>,

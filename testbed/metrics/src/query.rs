@@ -1,5 +1,4 @@
-//! Which metrics and labels PromQL expressions use. No full parser: what it cannot read it takes for a metric, which is then
-//! unknown.
+//! Metrics and labels that PromQL expressions use. No full parser: a word that it cannot read it takes for a metric, which is then unknown.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -109,7 +108,7 @@ impl Query {
         (metrics, labels)
     }
 
-    /// What it uses of the metrics that `is_ours` selects, and the program does not expose.
+    /// Metrics that `is_ours` selects, and their labels, that the expression uses and the program does not expose.
     pub fn unknown(&self, exposed: &Exposed, is_ours: impl Fn(&str) -> bool) -> Vec<String> {
         let (metrics, labels) = self.uses();
         let mut unknown = Vec::new();
