@@ -30,13 +30,13 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Addresses of one family.
 #[derive(Debug, Clone, Copy)]
 pub struct Addresses {
-    /// Of the client pod.
+    /// Address of the client pod.
     pub client: IpAddr,
-    /// Of the Service of the gateways, which the router translates to that of gateway 0.
+    /// Address of the Service of the gateways, which the router translates to that of gateway 0.
     pub service: IpAddr,
-    /// Of the gateway pods.
+    /// Addresses of the gateway pods.
     pub gateways: [IpAddr; 2],
-    /// Of the server.
+    /// Address of the server.
     pub server: IpAddr,
 }
 

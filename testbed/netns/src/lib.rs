@@ -127,7 +127,7 @@ pub fn sh_in(network: &impl AsFd, script: &str) -> String {
 /// Runs a shell script in a network namespace.
 ///
 /// # Errors
-/// Its output if a command of it fails.
+/// A command of the script failed; the error is its output.
 pub fn try_sh_in(network: &impl AsFd, script: &str) -> Result<String, String> {
     let network = network.as_fd();
     on_own_thread(|| {

@@ -1,4 +1,4 @@
-//! What the kernel reports as changed, read from `ip monitor` and `nft monitor`: judges that count nothing of ours.
+//! Changes that the kernel reports, read from `ip monitor` and `nft monitor`: judges that count nothing of ours.
 
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,9 +13,9 @@ use crate::{on_own_thread, sh_in};
 
 /// Bounds a test that fails.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a monitor that starts may take to report a marker before it is made again.
+/// Longest time in which a monitor that starts reports a marker; then it is made again.
 const START: Duration = Duration::from_millis(200);
-/// How long nothing must be reported before the kernel counts as idle.
+/// Time without reports after which the kernel counts as idle.
 const IDLE: Duration = Duration::from_millis(300);
 
 /// A running monitor of one network namespace.
@@ -40,7 +40,7 @@ enum Marker {
 }
 
 impl Marker {
-    /// What its lines contain.
+    /// Word that is in all lines about the marker.
     const fn word(self) -> &'static str {
         match self {
             Self::Address => "127.7.7.",
@@ -92,7 +92,7 @@ impl Monitor {
         monitor
     }
 
-    /// What was reported since the last call.
+    /// Lines that were reported since the last call.
     pub fn reported(&mut self) -> Vec<String> {
         self.mark(TIMEOUT).unwrap_or_else(|| panic!("the monitor ended: {:?}", self.child.try_wait()))
     }
@@ -102,7 +102,7 @@ impl Monitor {
         while self.reported.recv_timeout(IDLE).is_ok() || !self.reported().is_empty() {}
     }
 
-    /// What is reported before a new marker; `None` if the marker does not appear.
+    /// Lines that are reported before a new marker; `None` if the marker does not appear.
     fn mark(&mut self, timeout: Duration) -> Option<Vec<String>> {
         self.count = self.count.checked_add(1).expect("few markers are made");
         sh_in(&self.network, &self.marker.script(self.count));

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use crate::Namespace;
 
-/// What namespaces of pods, nodes and servers need: addresses at once, and packets whatever their sources.
+/// Sysctls for namespaces of pods, nodes and servers: addresses can be used at once, and packets may have any source.
 pub const HOST_SETUP: &str = "
     sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
     sysctl -qw net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0";
 
-/// How long a reply may take.
+/// Longest wait for a reply.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A pod with one address of each family, whose link at the router has its name.

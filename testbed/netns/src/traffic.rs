@@ -13,17 +13,17 @@ use crate::coil::{UDP_ECHO, connect};
 
 /// Between two packets of a flow.
 const INTERVAL: Duration = Duration::from_millis(10);
-/// How long the last packets may take.
+/// Longest wait for the last replies.
 const LATE: Duration = Duration::from_secs(2);
 
-/// What became of a flow.
+/// Result of a flow.
 #[derive(Debug, Clone)]
 pub struct Report {
     /// Protocol and server.
     pub flow: String,
     /// Packets, or messages of a connection.
     pub sent: usize,
-    /// Those whose replies have not come.
+    /// Packets or messages whose replies have not come.
     pub lost: usize,
     /// The longest time from a packet to its reply, and when that was, since the start.
     pub longest: (Duration, Duration),
