@@ -16,10 +16,10 @@ const ROOT: &str = "/sys/fs/cgroup";
 const ATTEMPTS: usize = 100;
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Where the control groups of one node are.
+/// Paths of the control groups of one node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
-    /// Below every hierarchy: `CLUSTER/NODE`.
+    /// Path below every hierarchy: `CLUSTER/NODE`.
     name: PathBuf,
 }
 

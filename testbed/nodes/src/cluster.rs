@@ -16,13 +16,13 @@ use crate::janitor::Janitor;
 use crate::node::{Membership, Node};
 use crate::topology::{Families, Network, Site, Topology};
 
-/// How long nodes may take to become Ready on a busy machine.
+/// Longest time until nodes are Ready on a busy machine.
 const READY: Duration = Duration::from_secs(180);
 /// TCP port of the API server.
 const API_PORT: u16 = 6443;
-/// Where Debian puts the reference plugins.
+/// Directory of the reference plugins in Debian.
 const STOCK_PLUGINS: &str = "/usr/lib/cni";
-/// What a node behind a router needs (the prerequisites of Kubernetes' container runtimes).
+/// Sysctls that a node behind a router needs (the prerequisites of Kubernetes' container runtimes).
 const SYSCTLS: &[(&str, &str)] = &[("net/ipv4/ip_forward", "1"), ("net/ipv6/conf/all/forwarding", "1")];
 
 /// A running cluster. Dropping it ends and removes everything, also after a panic; so does the end of its process,
@@ -200,7 +200,7 @@ impl Cluster {
         })
     }
 
-    /// Where everything is kept: a directory for each node, with its logs.
+    /// Directory of the cluster, with one for each node, where its logs are.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
@@ -237,7 +237,7 @@ impl Drop for Cluster {
     }
 }
 
-/// What kubeadm would have granted kube-proxy.
+/// Rights that kubeadm would have granted kube-proxy.
 const RIGHTS: &str = "\
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding

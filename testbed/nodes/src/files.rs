@@ -82,7 +82,7 @@ pub(crate) fn hosts(node: &str, addresses: &[IpAddr]) -> String {
     std::iter::once("127.0.0.1 localhost\n::1 localhost\n".to_owned()).chain(own).collect()
 }
 
-/// Which directories of the machine a node has for itself: (name in the node's directory, path).
+/// Directories that a node has for itself, instead of the machine's: (name in the node's directory, path).
 pub(crate) fn own_directories(node: &Path) -> Vec<(PathBuf, PathBuf)> {
     [
         ("kubelet", "/var/lib/kubelet"),

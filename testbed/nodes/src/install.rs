@@ -10,10 +10,10 @@ use testbed_lab::executable;
 use crate::cluster::{Cluster, tail};
 use crate::topology::Families;
 
-/// How long the programs may take to come up on a busy machine.
+/// Longest time until the programs are up on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(180);
 
-/// How nodes reach each other's pods.
+/// Network between the pods of different nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// `deploy/`, and a mesh of all nodes.
@@ -71,7 +71,7 @@ pub fn image(directory: &Path, tag: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// What pods of a test cluster run: pause, busybox, agnhost, CoreDNS; made first if need be, see `testbed_kube::images`.
+/// Images that pods of a test cluster run: pause, busybox, agnhost, CoreDNS; made first if need be, see `testbed_kube::images`.
 ///
 /// # Errors
 /// One cannot be built; the message names what is missing.
@@ -188,7 +188,7 @@ impl Cluster {
     /// Waits until the DaemonSet and the Deployments of `deploy/` have what they want.
     ///
     /// # Errors
-    /// They do not; the message shows their pods and logs.
+    /// A rollout is not complete in time; the message shows pods and logs.
     pub fn wait_fairlead(&self) -> Result<()> {
         self.wake_daemonset_controller();
         let timeout = format!("--timeout={}s", TIMEOUT.as_secs());
@@ -233,7 +233,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What a person would look at first when something does not work: pods, nodes, warnings, ends of logs.
+    /// Report for people when something does not work: pods, nodes, warnings, ends of logs.
     pub fn explain(&self) -> String {
         let ask = |arguments: &[&str]| match self.kubectl(arguments) {
             Ok(text) => text,

@@ -1,4 +1,4 @@
-//! Who cleans up when the owner of a cluster is killed and cannot.
+//! Shell that cleans up when the owner of a cluster is killed and cannot.
 
 use std::io::Write;
 use std::path::Path;

@@ -23,9 +23,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::cgroups::Layout;
 
-/// How often process 1 looks after its programs.
+/// Interval at which process 1 looks after its programs.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// How long a program that ended is left alone, as systemd's `RestartSec` does.
+/// Time after which a program that ended is started again, as systemd's `RestartSec`.
 const RESTART_AFTER: Duration = Duration::from_millis(500);
 
 /// Everything process 1 must know.
@@ -38,7 +38,7 @@ pub struct Machine {
     /// Sysctls that kubelet sets for the whole machine: (path below `/proc/sys`, value). The node sees them so,
     /// and nothing is changed outside.
     pub pretended_sysctls: Vec<(String, String)>,
-    /// Where logs, process IDs and the marks of programs that must not run are kept.
+    /// Directory of logs, process IDs and the marks of programs that must not run.
     pub directory: PathBuf,
     /// Kept running, in this order.
     pub programs: Vec<Program>,
@@ -47,7 +47,7 @@ pub struct Machine {
 /// A program that process 1 keeps alive.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Program {
-    /// Its short name, for files.
+    /// Short name, for files.
     pub name: String,
     /// Executable and arguments.
     pub command: Vec<String>,

@@ -14,14 +14,14 @@ use crate::cgroups::Layout;
 use crate::files;
 use crate::machine::{Machine, Program};
 
-/// How long a program of a node may take to come up or to end on a busy machine.
+/// Longest time in which a program of a node comes up or ends on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// What a node's process 1 keeps running.
+/// Names of the programs that a node's process 1 keeps running.
 const CONTAINERD: &str = "containerd";
 const KUBELET: &str = "kubelet";
 const KUBE_PROXY: &str = "kube-proxy";
 
-/// What a reboot makes the kernel forget; interfaces and addresses of the machine itself are there again at once.
+/// Script that deletes what the kernel forgets at a reboot; interfaces and addresses of the machine itself are there again at once.
 const FORGET: &str = r#"
 nft flush ruleset
 conntrack -F 2>/dev/null || true
@@ -57,7 +57,7 @@ struct Power {
     init: u32,
 }
 
-/// What a node must know of its cluster.
+/// Facts about the cluster that a node needs to join it.
 pub(crate) struct Membership<'a> {
     pub(crate) cluster: &'a str,
     pub(crate) directory: &'a Path,
@@ -102,7 +102,7 @@ impl Node {
         Ok(Self { name, host, addresses, directory, machine, power: None })
     }
 
-    /// Its name, also of its Node object.
+    /// Name of the node, also of its Node object.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -112,12 +112,12 @@ impl Node {
         &self.host
     }
 
-    /// Its addresses, IPv4 first: the InternalIPs of the Node object.
+    /// Addresses of the node, IPv4 first: the InternalIPs of the Node object.
     pub fn addresses(&self) -> &[IpAddr] {
         &self.addresses
     }
 
-    /// Its disks, configuration and logs (`log/`).
+    /// Directory of the node's disks, configuration and logs (`log/`).
     pub fn directory(&self) -> &Path {
         &self.directory
     }

@@ -9,7 +9,7 @@ use testbed_lab::relay::{Relay, TOKEN};
 
 use crate::cluster::Cluster;
 
-/// How long the program and the nodes may take on a busy machine.
+/// Longest wait for the program and for the nodes on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 impl Cluster {

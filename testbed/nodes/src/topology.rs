@@ -1,9 +1,9 @@
-//! Which networks there are and which nodes are in them.
+//! Networks of a cluster, and the nodes in them.
 
 use ipnet::{Ipv4Net, Ipv6Net};
 use testbed_lab::{Ipv6, Nat};
 
-/// Which addresses nodes and pods have.
+/// Address families of nodes and pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Families {
     /// IPv4 and IPv6, IPv4 first.
@@ -27,19 +27,19 @@ pub enum Network {
 /// A router and the nodes behind it.
 #[derive(Debug, Clone)]
 pub struct Site {
-    /// Its name; nodes are `NAME-1`, `NAME-2` and so on.
+    /// Name of the site; nodes are `NAME-1`, `NAME-2` and so on.
     pub name: &'static str,
-    /// What its router does to IPv4.
+    /// Translation of IPv4 by the router.
     pub nat: Nat,
-    /// Its IPv4 range.
+    /// IPv4 range of the LAN.
     pub lan: Ipv4Net,
-    /// Its IPv6, if the cluster has it.
+    /// IPv6 of the site, if the cluster has it.
     pub ipv6: Ipv6,
-    /// How many nodes it has.
+    /// Number of nodes.
     pub nodes: usize,
 }
 
-/// What to build.
+/// Cluster to build.
 #[derive(Debug, Clone)]
 pub struct Topology {
     /// The control plane runs on the first node of the first site, whose router forwards the API server's port to it where it

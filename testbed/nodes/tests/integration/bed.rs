@@ -1,4 +1,4 @@
-//! What the tests of a program share: one cluster, rooms in it, and traffic between its pods.
+//! Common parts of the tests of a program: one cluster, rooms in it, and traffic between its pods.
 
 mod operator;
 pub(crate) mod outside;
@@ -56,14 +56,14 @@ impl Bed {
         Self { build, cluster: OnceLock::new() }
     }
 
-    /// For tests that disturb no other test; they run concurrently.
+    /// Cluster for tests that disturb no other test; they run concurrently.
     pub(crate) fn shared(&'static self) -> RwLockReadGuard<'static, Cluster> {
         let cluster = self.lock().read().unwrap_or_else(PoisonError::into_inner);
         cluster.wait_ready().unwrap();
         cluster
     }
 
-    /// For tests that break something: no other runs meanwhile. What an earlier one left broken is mended first.
+    /// Cluster for tests that break something: no other runs meanwhile. Damage by an earlier one is mended first.
     pub(crate) fn alone(&'static self) -> RwLockWriteGuard<'static, Cluster> {
         let mut cluster = self.lock().write().unwrap_or_else(PoisonError::into_inner);
         let names: Vec<String> = cluster.nodes().iter().map(|node| node.name().to_owned()).collect();

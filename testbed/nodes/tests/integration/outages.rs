@@ -1,4 +1,4 @@
-//! What real nodes in a mesh survive: power cuts, deleted Nodes, etcd restored from a backup, Fairlead uninstalled and installed
+//! Outages that real nodes in a mesh survive: power cuts, deleted Nodes, etcd restored from a backup, Fairlead uninstalled and installed
 //! again. The cluster is the one of `tests/mesh`.
 
 use crate::bed;

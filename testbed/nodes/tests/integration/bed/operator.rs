@@ -1,4 +1,4 @@
-//! What operators do on their own machine.
+//! Work of operators on their own machine.
 
 use anyhow::{Context, Result, ensure};
 use testbed_lab::{eventually, executable};

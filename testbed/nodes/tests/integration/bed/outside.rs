@@ -10,7 +10,7 @@ use testbed_lab::{Host, Place};
 
 /// TCP and UDP port of the servers.
 pub(crate) const PORT: u16 = 7000;
-/// How long an answer may take on a busy machine.
+/// Longest wait for an answer on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Starts servers at these addresses: by TCP they tell the client's address as the first line, after which everything is echoed; by UDP as
@@ -26,12 +26,12 @@ pub(crate) fn serve(host: &Host, addresses: impl IntoIterator<Item = IpAddr>) ->
     Ok(())
 }
 
-/// Its public addresses, IPv4 first.
+/// Public addresses of a host, IPv4 first.
 pub(crate) fn addresses_of(host: &Host) -> Vec<IpAddr> {
     std::iter::once(IpAddr::from(host.address())).chain(host.address6().map(IpAddr::from)).collect()
 }
 
-/// Until the test program ends.
+/// Serves TCP until the test program ends.
 fn serve_tcp(listener: &TcpListener) {
     while let Ok((connection, from)) = listener.accept() {
         std::thread::spawn(move || echo(connection, from));
@@ -53,7 +53,7 @@ fn echo(mut connection: TcpStream, from: SocketAddr) {
     }
 }
 
-/// Until the test program ends.
+/// Serves UDP until the test program ends.
 fn serve_udp(socket: &UdpSocket) {
     let mut buffer = [0; 64];
     loop {

@@ -17,7 +17,7 @@ pub(crate) struct Room<'a> {
     pub(crate) name: String,
 }
 
-/// What a test must know of a pod.
+/// Facts about a pod that tests need.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Pod {
     pub(crate) name: String,
@@ -105,7 +105,7 @@ impl<'a> Room<'a> {
         eventually(TIMEOUT, ready).with_context(|| self.explain()).unwrap()
     }
 
-    /// What a person would look at first.
+    /// Report for people when something does not work: pods and Events.
     fn explain(&self) -> String {
         let ask = |words: &str| self.kubectl(words).unwrap_or_else(|error| format!("{error:#}\n"));
         ask("get pods -o wide") + &ask("get events --sort-by=.lastTimestamp")

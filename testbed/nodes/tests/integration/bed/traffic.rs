@@ -9,7 +9,7 @@ use testbed_nodes::Cluster;
 
 use super::{Pod, Room, TIMEOUT, server};
 
-/// How long it takes until messages of now are old enough to be counted.
+/// Time until messages of now are old enough to be counted.
 const SETTLE: Duration = Duration::from_millis(1100);
 
 /// The network namespace of a running pod.
@@ -75,7 +75,7 @@ impl Traffic {
     }
 }
 
-/// What the nodes of two pods know of the way between them.
+/// Report of the nodes of two pods about the way between them.
 fn explain(cluster: &Cluster, pods: [&Pod; 2]) -> String {
     let [one, other] = pods;
     let of = |here: &Pod, there: &Pod| {

@@ -39,7 +39,7 @@ fn begin(room: &Room<'_>, destinations: &[String]) -> Pod {
     room.run("deployment/client", &manifest).remove(0)
 }
 
-/// Which link the pod's packets to an address take; an error says that they go nowhere.
+/// Link that the pod's packets to an address take; an error says that they go nowhere.
 fn link_to(place: &ForeignNetwork, to: IpAddr) -> Result<String> {
     let route = run(place, &format!("ip route get {to}"))?;
     let mut words = route.split_whitespace().skip_while(|word| *word != "dev");

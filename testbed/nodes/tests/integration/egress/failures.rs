@@ -20,7 +20,7 @@ use crate::egress::setup::{DOMESTIC, Gateway, INTERNET, clients, gateways};
 
 /// Pause between two datagrams of the flow that measures gaps.
 const PACE: Duration = Duration::from_millis(10);
-/// How long it takes until messages of now are old enough to be counted.
+/// Time until messages of now are old enough to be counted.
 const SETTLE: Duration = Duration::from_millis(1100);
 
 /// TCP connections of each client to each address; with 34, as was shown by hand (docs/outages.md), three clients have over 200.
@@ -67,12 +67,12 @@ impl Outgoing {
         }
     }
 
-    /// How many flows there are.
+    /// Number of flows.
     pub(crate) fn len(&self) -> usize {
         self.flows.len()
     }
 
-    /// Those that have ended, and why.
+    /// Flows that have ended, each with the reason.
     pub(crate) fn ended(&self) -> Vec<String> {
         let ended = |flow: &Flow| flow.ended().map(|why| format!("{}: {why}", flow.name()));
         self.flows.iter().filter_map(ended).collect()
@@ -96,7 +96,7 @@ impl Outgoing {
         assert!(lost < sent / 100, "{what}: {lost} of {sent} messages were lost");
     }
 
-    /// How many messages since `mark` were lost. No flow has ended.
+    /// Number of messages that were lost since `mark`. No flow has ended.
     pub(crate) fn lost(&self, mark: Instant, what: &str) -> usize {
         self.flow();
         std::thread::sleep(SETTLE);
@@ -323,8 +323,8 @@ fn try_connect(place: &impl Place, to: IpAddr) -> Result<IpAddr> {
     Ok(connect(place, to)?.1)
 }
 
-/// How soon after the loss of power connections through the gateway must end once their clients send (docs/egress.md: six requests), with the
-/// slack that new ones have, too: their goal is 2 s, and the test waits 5 s.
+/// Longest time from the loss of power until connections through the gateway end once their clients send (docs/egress.md: six requests),
+/// with the slack that new ones have, too: their goal is 2 s, and the test waits 5 s.
 const ENDED: Duration = Duration::from_secs(3 + 3);
 /// The same where the client has sent all the time: after ever longer pauses TCP sends again 3.1 and 6.3 s after the loss of power, and only
 /// what is sent can be answered with a reset.
@@ -334,9 +334,9 @@ const QUIET: Duration = Duration::from_millis(2500);
 
 /// TCP connections through one gateway.
 struct Connections {
-    /// They send every 50 ms.
+    /// Connections that send every 50 ms.
     busy: Vec<Flow>,
-    /// They send nothing until [`QUIET`] after the loss of power.
+    /// Connections that send nothing until [`QUIET`] after the loss of power.
     quiet: Vec<TcpStream>,
 }
 

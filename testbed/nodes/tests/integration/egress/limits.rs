@@ -18,7 +18,7 @@ use crate::egress::setup::{FLOATING, clients};
 /// Smallest MTU of a link that IPv6 allows.
 const NARROW: u32 = 1280;
 
-/// Of the pod, only packets from and to UDP port 5555 pass its node.
+/// Firewall on the pod's node: of the pod's packets, only those from and to UDP port 5555 pass.
 struct Firewall<'a> {
     cluster: &'a Cluster,
     pod: &'a Pod,
@@ -84,7 +84,7 @@ fn a_narrow_next_hop_is_found_through_a_firewall_that_passes_only_the_tunnel() {
     no_client_address_was_seen(&cluster);
 }
 
-/// How long the machine has no time; 600 s were shown by hand (docs/outages.md).
+/// Time for which the machine is overloaded: 20 s, or `FAIRLEAD_LOAD_SECONDS`; 600 s were shown by hand (docs/outages.md).
 fn load_time() -> Duration {
     let wanted = std::env::var("FAIRLEAD_LOAD_SECONDS").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(wanted.unwrap_or(20))

@@ -11,7 +11,7 @@ pub(crate) use crate::bed::outside::{PORT, ask_by_udp, connect, echoed, run};
 use crate::bed::outside::{addresses_of, serve};
 use crate::egress::setup::{DOMESTIC, Gateway, INTERNET, gateways};
 
-/// Its address in the domestic network.
+/// Address of the machine outside in the domestic network.
 pub(crate) const IN_DOMESTIC: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 10, 5));
 
 /// A machine on the Internet, and in the domestic network.
@@ -44,7 +44,7 @@ impl Outside {
         Ok(outside)
     }
 
-    /// Its public addresses, IPv4 first.
+    /// Public addresses of the machine, IPv4 first.
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         addresses_of(&self.host)
     }

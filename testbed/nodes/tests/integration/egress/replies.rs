@@ -20,7 +20,7 @@ const NAMESPACE: &str = "replies-egress";
 const NODE: &str = "cloud-2";
 /// UDP port of tunnels.
 const TUNNELS: u16 = 5555;
-/// How long an answer of the pod may take before another connection is tried.
+/// Longest wait for an answer of the pod, before another connection is tried.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A Service of the client pod on a port of its own of each node.
@@ -57,7 +57,7 @@ fn open(from: &Host, to: SocketAddr) -> Result<TcpStream> {
     Ok(connection)
 }
 
-/// From which address the pod says that a connection came.
+/// Source address of a connection as the pod reports it.
 fn source_of(mut connection: TcpStream) -> Result<IpAddr> {
     connection.write_all(b"GET /clientip HTTP/1.0\r\n\r\n")?;
     let mut answer = String::new();
@@ -132,7 +132,7 @@ fn connections_to_a_node_port_are_answered_by_eth0_and_the_pods_own_leave_by_its
     no_client_address_was_seen(&cluster);
 }
 
-/// What comes with the address of the machine outside is answered through a gateway, which knows no such connection.
+/// Packets with the address of the machine outside are answered through a gateway, which knows no such connection.
 fn goes_unanswered(cluster: &Cluster, place: &ForeignNetwork, [local, translated]: [u16; 2]) {
     let host = &outside(cluster).host;
     let node = cluster.node(NODE).unwrap().addresses()[0];

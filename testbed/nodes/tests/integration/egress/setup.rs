@@ -20,7 +20,7 @@ pub(crate) const DOMESTIC: &str = "domestic-egress";
 pub(crate) const FLOATING: &str = "floating-egress";
 /// Host part of these addresses in the network of the nodes.
 const SOURCE: u8 = 200;
-/// What client pods are annotated with.
+/// Annotations of client pods.
 pub(crate) const ANNOTATIONS: &str =
     "egress.coil.cybozu.com/internet-egress: nat, egress.coil.cybozu.com/domestic-egress: nat";
 

@@ -19,8 +19,8 @@ use crate::egress::setup::{FLOATING, Gateway, gateways, source_addresses};
 /// The node that has gateways and no API server.
 const SECOND: &str = "cloud-2";
 
-/// How soon after a kill the program must hold the addresses again. The kernel ends their use 1.5 s after the kill at the earliest, and hears of
-/// it a moment after the log, on a busy machine some 100 ms.
+/// Longest time from a kill until the program holds the addresses again. The kernel ends their use 1.5 s after the kill at the earliest,
+/// and hears of it a moment after the log, on a busy machine some 100 ms.
 const IN_TIME: Duration = Duration::from_secs(1);
 
 /// Client pods of the Egress with source addresses.

@@ -1,4 +1,4 @@
-//! What client pods, and others, see of the gateways.
+//! Use of the gateways by client pods, and by others.
 
 use std::collections::BTreeSet;
 

@@ -12,7 +12,8 @@ use testbed_nodes::{Cluster, Node};
 use crate::bed::{Pod, Room, Running, TIMEOUT, addresses_agree, network, server};
 use crate::mesh::BED;
 
-/// What a restart of systemd-networkd and `sysctl --system` do, and worse. A flush fails when a pod of an earlier test ends meanwhile.
+/// Changes that a restart of systemd-networkd and `sysctl --system` make, and worse ones. A flush fails when a pod of an earlier test ends
+/// meanwhile.
 const BREAK: &str = "
     ip rule del priority 2000
     ip -6 rule del priority 2000

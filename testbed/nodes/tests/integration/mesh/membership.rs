@@ -70,7 +70,7 @@ fn a_mesh_that_is_deleted_leaves_nothing_and_one_that_is_made_again_carries_traf
     cluster.wait_fairlead().unwrap();
 }
 
-/// What an attacker with the token of one node can write: its own object, with the key and the address of another.
+/// An attacker with the token of one node can write its own object, with the key and the address of another.
 #[test]
 fn a_copied_key_takes_no_packet_from_its_owner() {
     let cluster = BED.alone();

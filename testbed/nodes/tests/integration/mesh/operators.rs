@@ -1,4 +1,4 @@
-//! What operators run on their own machine, with a kubeconfig file.
+//! Commands that operators run on their own machine, with a kubeconfig file.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What users learn about pools: from the API server, and from Events on pods.
+//! Messages about pools for users: from the API server, and in Events on pods.
 
 use anyhow::ensure;
 use testbed_kube::images::AGNHOST;

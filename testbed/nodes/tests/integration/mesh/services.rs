@@ -99,7 +99,7 @@ fn services_answer_in_both_families_from_pods_and_hosts_of_every_node() {
     node_port(&room);
 }
 
-/// From outside the cluster, at a node where one of the pods is and at one where none needs to be.
+/// Connections from outside the cluster, to a node where one of the pods is and to one where none needs to be.
 fn node_port(room: &Room<'_>) {
     let port = room.kubectl("get service web -o jsonpath={.spec.ports[0].nodePort}").unwrap();
     let cloud: Vec<_> = room.cluster.nodes().iter().filter(|node| node.name() != "home-1").collect();

@@ -1,4 +1,4 @@
-//! What people run: DaemonSets, probes, exec and logs, rolling updates.
+//! Workloads that people run: DaemonSets, probes, exec and logs, rolling updates.
 
 use std::collections::BTreeSet;
 

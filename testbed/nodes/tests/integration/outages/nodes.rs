@@ -165,8 +165,7 @@ fn blocks_of_a_deleted_node_wait_for_it_and_the_others_do_not_notice() {
     addresses_agree(&cluster);
 }
 
-/// What an attacker who has the token of a node can do with requests: the node's own pods and those of others get their
-/// blocks all the same.
+/// An attacker who has the token of a node can make requests: the node's own pods and those of others get their blocks all the same.
 #[test]
 fn hostile_requests_with_the_token_of_a_node_harm_no_other_node() {
     let cluster = BED.alone();

@@ -29,7 +29,7 @@ fn has_its_block(cluster: &Cluster, pod: &Pod) -> Result<()> {
     Ok(())
 }
 
-/// What operators restart after a restore (Kubernetes, "Restoring an etcd cluster"): not Fairlead.
+/// Restarts what operators restart after a restore (Kubernetes, "Restoring an etcd cluster"): not Fairlead.
 fn restart_kubernetes(cluster: &Cluster, nodes: &[&str]) {
     for node in nodes {
         let node = cluster.node(node).unwrap();

@@ -11,7 +11,7 @@ use testbed_nodes::{Cluster, Node};
 use crate::bed::outside::{addresses_of, connect, serve};
 use crate::bed::{Pod, TIMEOUT, network};
 
-/// How long it takes until messages of now are old enough to be counted.
+/// Time until messages of now are old enough to be counted.
 const SETTLE: Duration = Duration::from_millis(1100);
 
 /// Flows of numbered messages (20 a second each) of a pod of each node, UDP and TCP in both families: to the other nodes, and to a machine
