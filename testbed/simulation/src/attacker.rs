@@ -18,7 +18,7 @@ use super::{RELAY, SECOND, World, router};
 const ATTACKER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(198, 51, 100, 66)), 51820);
 const STEP: Duration = Duration::from_millis(10);
 
-/// What it has recorded and sent.
+/// Attacker with the datagrams that it has recorded, and the number of bytes that it has sent.
 struct Attacker {
     tape: Vec<Datagram>,
     random: SmallRng,

@@ -9,7 +9,7 @@ use super::router::Nat;
 use super::{SECOND, World};
 
 const ENABLED: [BirthdayPolicy; 2] = [BirthdayPolicy::Symmetric; 2];
-/// What a node sends besides the attempt, in a minute.
+/// Most probes that a node sends besides the attempt, in a minute.
 const OTHER_PROBES: u64 = 300;
 
 /// Runs until both nodes use a direct path, or the attempt has failed. Returns how long the attempt took. Other hosts

@@ -85,7 +85,7 @@ fn nothing_is_sent_twice_once_the_path_answers_again() {
     }
 }
 
-/// Since then, how often WireGuard of either node took the relay for a direct endpoint that delivers, by itself.
+/// Number of times since then that WireGuard of either node took the relay for a direct endpoint that delivers, by itself.
 fn roamed_to_relay(world: &World, since: Duration) -> usize {
     let roamed = world.nodes.iter().flat_map(|node| &node.roamed);
     roamed.filter(|(at, to)| *at > since && to.ip().is_loopback()).count()

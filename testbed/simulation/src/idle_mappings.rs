@@ -3,7 +3,7 @@
 use super::*;
 
 const SHORT: Option<Duration> = Some(Duration::from_secs(10));
-/// By now both nodes know, or have asked often enough.
+/// Time at which both nodes know, or have asked often enough.
 const LEARNT: Duration = Duration::from_secs(900);
 
 /// Two nodes that were active and are idle now, `phase` between their keepalives.

@@ -33,7 +33,7 @@ const TICK: Duration = Duration::from_millis(1);
 const DATA_INTERVAL: Duration = Duration::from_millis(10);
 const SECOND: Duration = Duration::from_secs(1);
 const PORT: u16 = 51820;
-/// Where the relay is.
+/// Address of the relay.
 const RELAY: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 9));
 
 struct World {
@@ -77,7 +77,7 @@ impl World {
         mapped.into_iter().chain([own]).collect()
     }
 
-    /// What the peer resources do. Addresses in `hidden` are not published.
+    /// Stands in for the peer resources: tells each node the other's candidates. Addresses in `hidden` are not published.
     fn exchange(&mut self, hidden: &[SocketAddr]) {
         for (from, to) in [(0, 1), (1, 0)] {
             let mut candidates = self.candidates(from);
@@ -87,7 +87,7 @@ impl World {
         }
     }
 
-    /// What the peer resources do, with the relay.
+    /// Stands in for the peer resources as `exchange`, with the relay.
     fn exchange_with_relay(&mut self) {
         for (from, to) in [(0, 1), (1, 0)] {
             let (candidates, key, now) = (self.candidates(from), self.nodes[from].key, self.now);

@@ -12,7 +12,7 @@ use rand::{RngExt, SeedableRng};
 use super::relay::RelayHost;
 use super::router::{Nat, Router};
 
-/// What TCP waits before it sends lost data again.
+/// Time after which TCP sends lost data again.
 const RETRANSMISSION: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone)]
@@ -29,7 +29,7 @@ pub(crate) struct Network {
     pub(crate) black_holes: BTreeSet<(IpAddr, IpAddr)>,
     /// One-way delay within a site, and through the Internet.
     pub(crate) delays: (Duration, Duration),
-    /// What a way through the Internet may take longer: datagrams overtake each other.
+    /// Most by which a way through the Internet may take longer: datagrams overtake each other.
     pub(crate) jitter: Duration,
     under_way: BTreeMap<(Duration, u64), Datagram>,
     sent: u64,
@@ -37,16 +37,16 @@ pub(crate) struct Network {
     are_sites_linked: bool,
     /// The longest datagram that passes the Internet.
     pub(crate) longest: Option<usize>,
-    /// Of a thousand datagrams through the Internet so many are lost.
+    /// Share of the datagrams through the Internet that are lost, in thousandths.
     pub(crate) loss: u32,
-    /// The same for what TCP carries: it is sent again, and what follows waits.
+    /// Share of the data of TCP that is lost, in thousandths: it is sent again, and what follows waits.
     pub(crate) connection_loss: u32,
     /// A STUN server, if there is one.
     pub(crate) stun: Option<SocketAddr>,
     /// A relay, if there is one.
     pub(crate) relay: Option<RelayHost>,
     pub(crate) random: SmallRng,
-    /// What was sent through the Internet, if that is to be recorded.
+    /// Datagrams that were sent through the Internet, if they are to be recorded.
     pub(crate) tape: Option<Vec<Datagram>>,
     /// Bytes that arrived at each address.
     returned: BTreeMap<IpAddr, usize>,
@@ -147,7 +147,7 @@ impl Network {
         self.under_way.insert((arrives, self.sent), datagram);
     }
 
-    /// That of a datagram through the Internet.
+    /// Delay of a datagram through the Internet.
     fn delay(&mut self) -> Duration {
         delay(&mut self.random, self.delays.1, self.jitter)
     }
@@ -156,7 +156,7 @@ impl Network {
         connection_delay(&mut self.random, self.delays.1, self.jitter, self.connection_loss)
     }
 
-    /// What arrives now, with its inner destination.
+    /// Datagrams that arrive now, with their inner destinations.
     pub(crate) fn arrivals(&mut self, now: Duration) -> Vec<Datagram> {
         let later = self.under_way.split_off(&(now, u64::MAX));
         let under_way = std::mem::replace(&mut self.under_way, later);
@@ -204,7 +204,7 @@ fn delay(random: &mut SmallRng, one_way: Duration, jitter: Duration) -> Duration
     one_way + Duration::from_micros(random.random_range(0..=jitter))
 }
 
-/// The same for what TCP carries: nothing is lost, but what was lost is sent again.
+/// Delay of data that TCP carries: nothing is lost, but what was lost is sent again.
 fn connection_delay(random: &mut SmallRng, one_way: Duration, jitter: Duration, loss: u32) -> Duration {
     let again =
         if random.random_range(0..1000) < loss { RETRANSMISSION + 2 * one_way } else { Duration::ZERO };

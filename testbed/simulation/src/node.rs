@@ -22,7 +22,7 @@ pub(crate) const DATA: u8 = 4;
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(25);
 /// WireGuard's REKEY_TIMEOUT.
 const REKEY_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long data of the relay is kept from the kernel's WireGuard after its endpoint has become a direct one.
+/// Time for which data of the relay is kept from the kernel's WireGuard after its endpoint has become a direct one.
 const RELAY_HELD: Duration = fairlead_relay::client::HOLD;
 /// After which the embedded WireGuard says that nothing is received.
 const MISSED_AFTER: Duration = Duration::from_millis(500);
@@ -35,7 +35,7 @@ struct DevicePeer {
     greatest: u32,
     initiated: Option<Duration>,
     roaming: Roaming,
-    /// Until when the node program keeps data of the relay from the kernel's WireGuard.
+    /// Time until which the node program keeps data of the relay from the kernel's WireGuard.
     relay_held_until: Duration,
     /// When the first data message was sent that nothing was received after.
     waiting_since: Option<Duration>,
@@ -52,7 +52,7 @@ pub(crate) struct Node {
     pub(crate) arrived: BTreeMap<u32, Duration>,
     /// Each endpoint that was set, and why.
     pub(crate) endpoints: Vec<(Duration, SocketAddr, EndpointReason)>,
-    /// What its keepalives come later than multiples of their interval.
+    /// Time by which keepalives come later than multiples of their interval.
     pub(crate) keepalive_phase: Duration,
     /// Each interval of keepalives that the path was to have.
     pub(crate) keepalives: Vec<(Duration, Option<Duration>)>,
@@ -65,11 +65,11 @@ pub(crate) struct Node {
     also: BTreeMap<PublicKey, SocketAddr>,
     /// Each endpoint that its WireGuard took from a packet of the peer, in place of another.
     pub(crate) roamed: Vec<(Duration, SocketAddr)>,
-    /// Its WireGuard is the kernel's, which knows nothing of relays.
+    /// Whether the node's WireGuard is the kernel's, which knows nothing of relays.
     pub(crate) is_kernel: bool,
     /// The start of the clock.
     epoch: Instant,
-    /// How often a handshake was started because the peer asked.
+    /// Number of handshakes that were started because the peer asked.
     pub(crate) handshakes_asked: usize,
     /// The ports of the birthday attempt that are open, by number, and those that are kept, by endpoint.
     pub(crate) sockets: Vec<u16>,
@@ -78,12 +78,12 @@ pub(crate) struct Node {
     /// STUN servers have said something new since that was last published.
     pub(crate) has_news: bool,
     number: u8,
-    /// How often its program has restarted.
+    /// Number of restarts of the node's program.
     runs: u8,
     /// Probes of the second that began last, by address, and the most that there were.
     per_second: (Duration, BTreeMap<IpAddr, u64>),
     most: u64,
-    /// Its clock is ahead of the network's by this much.
+    /// Time by which the node's clock is ahead of the network's.
     clock: Duration,
     device: BTreeMap<PublicKey, DevicePeer>,
 }
@@ -195,12 +195,12 @@ impl Node {
         address.ip() == self.address.ip() && (port == self.address.port() || is_open)
     }
 
-    /// What WireGuard sends to an endpoint comes from here.
+    /// Source of the packets that WireGuard sends to an endpoint.
     fn source(&self, to: SocketAddr) -> SocketAddr {
         source(self.address, &self.kept, to)
     }
 
-    /// Where WireGuard sends to.
+    /// Endpoint to which WireGuard sends packets for a peer.
     pub(crate) fn endpoint(&self, peer: &PublicKey) -> Option<SocketAddr> {
         self.device[peer].endpoint
     }

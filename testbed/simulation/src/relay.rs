@@ -17,7 +17,7 @@ use super::network::Datagram;
 
 const STUN_PORT: u16 = 3478;
 const OTHER_PORT: u16 = 3479;
-/// Its UDP ports for pairs of peers.
+/// Range of the relay's UDP ports for pairs of peers.
 const RELAY_PORTS: (u16, u16) = (50_000, 50_099);
 /// The loopback port that stands for the first node by way of the relay.
 const LOOPBACK_PORT: u16 = 1000;
@@ -28,12 +28,12 @@ const TIMER_INTERVAL: Duration = Duration::from_secs(1);
 const BUDGET: usize = 16 << 10;
 const LIMITS: AllocationLimits = AllocationLimits { per_client: 10, client_rate: None };
 
-/// What stands for a node by way of the relay.
+/// Loopback endpoint that stands for a node by way of the relay.
 pub(crate) fn relay_endpoint(node: usize) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], LOOPBACK_PORT + u16::try_from(node).unwrap()))
 }
 
-/// What a node hears of the relay.
+/// News of the relay for a node.
 #[derive(Debug)]
 pub(crate) enum News {
     Down,
@@ -45,7 +45,7 @@ pub(crate) enum News {
 /// One direction of a connection.
 #[derive(Debug, Default)]
 struct Stream {
-    /// What is on its way, with the time of its arrival.
+    /// Data that is on its way, with the time of its arrival.
     under_way: VecDeque<(Duration, Vec<u8>)>,
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct RelayHost {
     opened: u16,
     clients: Vec<Client>,
     news: Vec<(usize, News)>,
-    /// Until when it is down.
+    /// Time at which the relay is up again.
     pub(crate) down_until: Duration,
     next_timer: Duration,
     runs: u8,
@@ -306,7 +306,7 @@ impl RelayHost {
         }
     }
 
-    /// What a client does with what the relay sends.
+    /// Handles frames of the relay as a client does; returns the datagrams in them.
     fn handle_frames(&mut self, node: usize, mut bytes: &[u8]) -> Vec<Datagram> {
         let mut arrived = Vec::new();
         while let Some(parsed) = parse(bytes, MAX_BODY).unwrap() {
@@ -361,7 +361,7 @@ impl RelayHost {
         ip == self.address
     }
 
-    /// What nodes have heard of the relay since the last call.
+    /// News of the relay since the last call, each with the number of the node that has heard it.
     pub(crate) fn take_news(&mut self) -> Vec<(usize, News)> {
         std::mem::take(&mut self.news)
     }

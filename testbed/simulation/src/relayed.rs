@@ -21,14 +21,14 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 const INTERVAL: Duration = Duration::from_millis(50);
 /// After which what nodes learn of themselves is known to peers by way of the API server.
 const PUBLISHED_AFTER: Duration = Duration::from_secs(2);
-/// How long it may take until both ends of a pair have the path that they keep: at first, and after a direct path was left. Then it is
-/// what users set as the longest time between attempts, and one attempt.
+/// Longest time until both ends of a pair have the path that they keep: at first, and after a direct path was left. Then it is the longest
+/// time between attempts that users have set, and one attempt.
 const FOUND: Duration = Duration::from_secs(15);
 const FOUND_AGAIN: Duration = Duration::from_secs(130);
 /// Random worlds of a run.
 const SEEDS: u64 = 100;
 
-/// Where a node is.
+/// Place of a node in the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// At a public address.
@@ -58,7 +58,7 @@ impl Place {
     }
 }
 
-/// What happens to a pair.
+/// Incident that a pair must survive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Incident {
     /// The direct path loses everything for so many seconds, in one direction or both.
@@ -386,7 +386,7 @@ impl Pair {
     }
 }
 
-/// Where the relay sees a node.
+/// Addresses at which the relay sees a node.
 fn mapped(node: &Node) -> Vec<SocketAddr> {
     let mapped = |answer| match answer {
         StunAnswer::Mapped(address) => Some(address),
@@ -403,7 +403,7 @@ fn own_side(node: &Node) -> OwnSide {
     OwnSide { view, host: vec![node.address], ..OwnSide::default() }
 }
 
-/// What happened, and for how long there was no traffic then.
+/// Incident, and the time without traffic after it.
 type Gap = (&'static str, Duration);
 
 fn survives(seed: u64) -> Result<Vec<Gap>, String> {

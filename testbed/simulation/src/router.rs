@@ -43,7 +43,7 @@ pub(crate) struct Router {
     pub(crate) hairpins: bool,
     /// The outer port is the inner one where that is free.
     pub(crate) preserves_ports: bool,
-    /// How long a mapping or an opening of the filter lasts that nothing is sent through; for ever without it.
+    /// Lifetime of a mapping or an opening of the filter that nothing is sent through; unlimited if `None`.
     pub(crate) lifetime: Option<Duration>,
     /// Flow and time of the last datagram from inside, by outer port.
     mappings: BTreeMap<u16, (Flow, Duration)>,

@@ -1,5 +1,5 @@
-//! What peers cost an agent while nothing is sent to them: memory, and no packets. Real: the agents, their probes and every byte that they
-//! allocate. Modelled: sessions of WireGuard, of which agents only see counters.
+//! Costs of peers for an agent while nothing is sent to them: memory, and no packets. Real: the agents, their probes and every byte that
+//! they allocate. Modelled: sessions of WireGuard, of which agents only see counters.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
@@ -16,12 +16,12 @@ use x25519_dalek::StaticSecret;
 const PEERS: u16 = 200;
 const STEP: Duration = Duration::from_millis(200);
 const SECOND: Duration = Duration::from_secs(1);
-/// Until when there is traffic.
+/// Time until which there is traffic.
 const BUSY: Duration = Duration::from_secs(10);
 /// When nothing more may be sent because of it: a minute later, and the rest of a round.
 const IDLE: Duration = Duration::from_secs(100);
 
-/// Bytes that are allocated.
+/// Number of bytes that are allocated.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
 struct Counting;
@@ -78,7 +78,7 @@ impl Node {
         self.agent.upsert_peer(SECOND, key, paths);
     }
 
-    /// What it sends, after it was shown a session that is alive: with data at first, and then with keepalives only.
+    /// Datagrams that the agent sends, after it was shown a session that is alive: with data at first, and then with keepalives only.
     fn run(&mut self, now: Duration) -> Vec<Transmit> {
         if self.agent.poll_timeout().is_some_and(|at| at <= now) {
             self.agent.handle_timeout(now);

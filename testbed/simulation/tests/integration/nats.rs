@@ -25,13 +25,13 @@ const GOAL: Duration = Duration::from_secs(5);
 /// Longer than the first attempt takes, and shorter than the time to the next one.
 const LIMIT: Duration = Duration::from_secs(15);
 
-/// What became of one run.
+/// Result of one run.
 struct Run {
-    /// Since the attempt began, until both nodes used the direct path.
+    /// Time since the attempt began, until both nodes used the direct path.
     took: Option<Duration>,
     /// Entries of connection tracking, at the router that has more.
     tracked: usize,
-    /// Of the node that sent more.
+    /// Probes of the node that sent more.
     probes: u64,
 }
 
@@ -195,7 +195,7 @@ fn attempts_between_two_symmetric_nats_succeed_where_both_sequential() {
     assert!(within * 100 >= runs.len() * 95, "{within} of {}", runs.len());
 }
 
-/// What such pairs have to expect: a port in one of 32 attempts, and in one of 1,000.
+/// Expected success: a port is found in one of 32 attempts where one NAT is predictable, and in one of 1,000 where both are random.
 #[test]
 #[ignore = "needs root and an hour: cargo xtask test soak"]
 fn attempts_with_random_ports_stay_within_their_limits() {

@@ -11,7 +11,7 @@ use testbed_lab::{Host, Lab, Nat, NatSite};
 
 /// The loopback port that stands for the first node by way of the relay.
 const RELAY_PORT: u16 = 1000;
-/// By way of the relay in one direction.
+/// Delay by way of the relay, in one direction.
 const RELAY_DELAY: Duration = Duration::from_millis(20);
 const STUN_PORT: u16 = 3478;
 
@@ -27,12 +27,12 @@ pub(crate) struct Network {
     stun: (UdpSocket, SocketAddr),
     sockets: BTreeMap<SocketAddr, UdpSocket>,
     readable: Epoll,
-    /// What is on its way by the relay: when it arrives.
+    /// Datagrams on their way by the relay, each with the time of its arrival.
     relayed: VecDeque<(Duration, Datagram)>,
     _lab: Lab,
 }
 
-/// What stands for a node by way of the relay.
+/// Loopback endpoint that stands for a node by way of the relay.
 pub(crate) fn relay_endpoint(node: usize) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], RELAY_PORT + u16::try_from(node).unwrap()))
 }
@@ -103,7 +103,7 @@ impl Network {
     /// The relay has no UDP ports.
     pub(crate) fn ask_port(&mut self, _now: Duration, _from: SocketAddr, _peer: &PublicKey) {}
 
-    /// What has arrived, with the inner address it was sent to.
+    /// Datagrams that have arrived, with the inner addresses they were sent to.
     pub(crate) fn arrivals(&mut self, now: Duration) -> Vec<Datagram> {
         self.answer_stun();
         let mut arrived = Vec::new();
