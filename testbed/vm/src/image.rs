@@ -14,7 +14,7 @@ use crate::{files, modules};
 
 const INIT: &str = include_str!("init.sh");
 
-/// What is needed on the host, and the Debian package that has it.
+/// Programs that are needed on the host, each with the Debian package that has it.
 const HOST_PROGRAMS: &[(&str, &str)] = &[
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("apt-get", "apt"),
@@ -25,8 +25,8 @@ const HOST_PROGRAMS: &[(&str, &str)] = &[
     ("sh", "dash"),
 ];
 
-/// What is copied into the VM; busybox does the rest. The shell and whatever starts other programs must not
-/// be busybox, which runs its own `ip`, `ping` or `modprobe` whatever the search path says.
+/// Programs that are copied into the VM, each with its Debian package; busybox does the rest. The shell and whatever starts other programs
+/// must not be busybox, which runs its own `ip`, `ping` or `modprobe` whatever the search path says.
 const VM_PROGRAMS: &[(&str, &str)] = &[
     ("busybox", "busybox-static"),
     ("dash", "dash"),

@@ -10,7 +10,7 @@
 //! the kernel: a /dev/kvm that exists need not be able to), and not a container: there is no disk, no service, nothing but
 //! an initramfs of ours.
 //!
-//! Where things come from: Debian's newest cloud kernel, downloaded with `apt-get download` and unpacked,
+//! Sources: Debian's newest cloud kernel, downloaded with `apt-get download` and unpacked,
 //! never installed; the tools are the host's own, copied with their libraries. The image is made once and
 //! kept in `$XDG_CACHE_HOME` (or `~/.cache`) `/fairlead/vm-HASH/` (see [`prepare`]); delete that directory
 //! to get a newer kernel. Data goes in and out through virtio serial ports.

@@ -38,7 +38,7 @@ kill "$watcher" 2>/dev/null
 [ $status = 137 ] && rm -rf "$0"
 exit $status"#;
 
-/// How QEMU executes the VM's instructions.
+/// Executor of the VM's instructions: QEMU itself or KVM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Accelerator {
     Emulation,
@@ -124,7 +124,7 @@ impl Machine {
 /// The QEMU process, under the shell that ties its life to ours.
 struct Qemu {
     supervisor: Child,
-    /// Its end is what kills QEMU.
+    /// Pipe whose end kills QEMU.
     lifeline: Option<ChildStdin>,
 }
 
@@ -240,7 +240,7 @@ fn diagnosis(directory: &Path) -> String {
     report
 }
 
-/// How reading from a port came to its end.
+/// Reason why reading from a port ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Found,
@@ -258,7 +258,7 @@ impl End {
     }
 }
 
-/// What came before the mark, or all that came if the mark did not.
+/// Bytes before the mark, or all that came if the mark did not.
 pub(crate) struct Content {
     pub(crate) bytes: Vec<u8>,
     pub(crate) end: End,

@@ -1,10 +1,10 @@
-//! Which kernel modules go into the image.
+//! Kernel modules that go into the image.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Context;
 
-/// What tests may need; what these depend on is added. Modules compiled into the kernel are fine too.
+/// Modules that tests may need; their dependencies are added. Modules compiled into the kernel are fine too.
 pub(crate) const WANTED: &[&str] = &[
     "virtio_pci",
     "virtio_console",

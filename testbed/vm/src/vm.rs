@@ -18,7 +18,7 @@ use crate::{files, image, script};
 /// namespace that holds the TAP. Arguments and standard streams are set on the result.
 pub type Launcher = Box<dyn Fn(&Path) -> Command + Send + Sync>;
 
-/// What to boot; the default has two processors, 768 MiB and no network.
+/// Machine to boot; the default has two processors, 768 MiB and no network.
 pub struct Options {
     /// Runs QEMU somewhere else than beside the test.
     pub launcher: Option<Launcher>,

@@ -14,7 +14,7 @@ fn test_program(package: &str, kind: Kind) -> PathBuf {
     program.map_or_else(|| build_test(package, kind), PathBuf::from)
 }
 
-/// Which of a package's tests.
+/// Kind of a package's tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Integration,
@@ -71,7 +71,7 @@ fn json(messages: &str) -> impl Iterator<Item = serde_json::Value> {
     messages.lines().filter_map(|line| serde_json::from_str(line).ok())
 }
 
-/// What the compiler would have printed on a terminal.
+/// Messages as the compiler would have printed them on a terminal.
 fn rendered(messages: &str) -> String {
     json(messages).filter_map(|message| text(&message, "/message/rendered")).collect()
 }
