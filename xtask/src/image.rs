@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::setup;
 use crate::steps::{Result, built, cargo, root, run, target, timed};
 
-/// What the user asked for.
+/// Options of the command line.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Request {
     debug: bool,
@@ -73,7 +73,7 @@ fn release() -> std::result::Result<(PathBuf, PathBuf), String> {
     Ok((target().join("release/fairlead"), target().join(host).join("release/fairlead-cni")))
 }
 
-/// What the checkout is at, if it is one.
+/// Commit of the checkout, if it is one.
 fn revision() -> Option<String> {
     let output = Command::new("git").current_dir(root()).args(["rev-parse", "HEAD"]).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;

@@ -14,10 +14,10 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// How long output may go on after its group was killed.
+/// Longest time for which output may go on after its group was killed.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why the outcome of a program is unknown.
+/// Reason why the outcome of a program is unknown.
 #[derive(Debug)]
 pub(crate) enum Error {
     /// The caller gave it up: it was killed, with its group.

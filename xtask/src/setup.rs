@@ -1,4 +1,4 @@
-//! What the other commands need on a fresh Debian machine.
+//! Set-up of a fresh Debian machine for the other commands.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -53,9 +53,9 @@ const PACKAGES: &[&str] = &[
     "qemu-system-x86",
 ];
 
-/// What `cargo xtask demo` runs.
+/// Programs that `cargo xtask demo` runs.
 const DEMO: &[&str] = &["--bin=fairlead", "--bin=fairlead-cni", "--bin=fairlead-demo"];
-/// What nodes of `testbed/nodes` run.
+/// Programs that nodes of `testbed/nodes` run.
 const NODES: &[&str] = &[
     "--bin=fairlead",
     "--bin=fairlead-cni",
@@ -70,14 +70,14 @@ const TESTS: &[&str] = &["--bins", "--examples", "--tests"];
 /// Set where all tests were built before, as by `.ci/run`: commands that need less build the same, which takes no time then.
 const BUILD_ALL: &str = "FAIRLEAD_BUILD_ALL";
 
-/// What is built from Go modules, once per version, outside the checkout: arguments of `testbed-kube-setup`.
+/// Files that are built from Go modules, once per version, outside the checkout: arguments of `testbed-kube-setup`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kubernetes {
     /// Upstream's end-to-end suite.
     Conformance,
     /// The programs of Kubernetes and etcd.
     ControlPlane,
-    /// What pods of test clusters run.
+    /// Images that pods of test clusters run.
     Images,
 }
 
@@ -96,12 +96,12 @@ pub(crate) fn everything() -> Result {
     prepare(&[Kubernetes::ControlPlane], || build(TESTS))
 }
 
-/// What `demo` needs.
+/// Prepares what `demo` needs.
 pub(crate) fn demo() -> Result {
     prepare(&[Kubernetes::ControlPlane], || build(DEMO))
 }
 
-/// What `nodes` and, with the suite, `test conformance` need.
+/// Prepares what `nodes` and, with the suite, `test conformance` need.
 pub(crate) fn nodes(suite: bool) -> Result {
     let kubernetes = [Kubernetes::ControlPlane, Kubernetes::Images, Kubernetes::Conformance];
     prepare(kubernetes.get(..if suite { 3 } else { 2 }).unwrap_or_default(), || build(NODES))

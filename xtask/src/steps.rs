@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::{laws, setup};
 
-/// What a command ends with: a sentence for the user when it failed.
+/// Result of a command: a sentence for the user when it failed.
 pub(crate) type Result = std::result::Result<(), String>;
 
 /// Data, for pipes.
@@ -88,7 +88,7 @@ pub(crate) fn cargo(arguments: &[&str]) -> Command {
     command
 }
 
-/// Where cargo puts what it builds.
+/// Directory where cargo puts what it builds.
 pub(crate) fn target() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }

@@ -43,7 +43,7 @@ const TEXT: &[(&str, &[&str])] = &[
 /// A package of the workspace.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Package {
-    /// Its directory, relative to the root, with a slash at the end.
+    /// Directory of the package, relative to the root, with a slash at the end.
     directory: String,
     /// Packages that it is built with, for its tests, too, and those whose programs these run.
     uses: BTreeSet<String>,

@@ -12,7 +12,7 @@ use crate::steps::{root, say};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Executable {
     pub(crate) package: String,
-    /// Where its manifest is; tests run there.
+    /// Directory of the package's manifest; tests run there.
     pub(crate) directory: Utf8PathBuf,
     pub(crate) path: Utf8PathBuf,
     /// Whether it has the tests of `tests/`, whose modules run as processes of their own.

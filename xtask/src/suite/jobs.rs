@@ -1,5 +1,5 @@
-//! Which processes run the tests: one for each module of integration tests, which are programs of their own in all but the link, and
-//! one for the unit tests of each crate.
+//! Processes that run the tests: one for each module of integration tests, which are programs of their own in all but the link, and one for
+//! the unit tests of each crate.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -18,7 +18,7 @@ pub(crate) struct Filter {
     words: Vec<String>,
 }
 
-/// Which tests with `#[ignore]` run.
+/// Selection of tests with `#[ignore]`.
 #[derive(Debug, Default, PartialEq, Eq, Clone, Copy)]
 pub(crate) enum Ignored {
     #[default]
@@ -140,7 +140,7 @@ pub(crate) fn plan<'a>(
     modules.into_iter().map(job).collect()
 }
 
-/// Which tests of a ring run.
+/// Selection of the tests of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Selection {
     All,

@@ -1,4 +1,4 @@
-//! Which packages are tested together.
+//! Rings of packages that are tested together.
 
 use std::time::Duration;
 
