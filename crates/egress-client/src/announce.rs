@@ -1,6 +1,6 @@
 //! Announces the source addresses that gateways on this node hold.
 //!
-//! * [`facts`]: what the API server says: which addresses an Egress may have, which gateways hold them, and where these run. Pure.
+//! * [`facts`]: objects of the API server: which addresses an Egress may have, which gateways hold them, and where these run. Pure.
 //! * [`pace`]: how often an Egress may change who holds its addresses. Pure.
 //! * [`plan`]: which addresses are announced, and why others are not. Pure.
 //! * [`schedule`]: when hosts beside this node are told. Pure.

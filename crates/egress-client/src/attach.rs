@@ -22,11 +22,11 @@ use super::kernel::{self, Place};
 use super::pod_egress::PodEgress;
 use super::sandboxes::Sandbox;
 
-/// How long an ADD waits for a gateway.
+/// Longest time for which an ADD waits for a gateway.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Egress {
-    /// What can be said of a pod's request before anything is made for it, and which Egresses select the pod.
+    /// Checks a pod's request before anything is made for it, and adds the Egresses that select the pod.
     ///
     /// # Errors
     /// The pod cannot be a client, or not of these Egresses.
@@ -112,7 +112,7 @@ impl Egress {
         }
     }
 
-    /// What in the namespace of an attachment is not as it should be, one sentence each.
+    /// Differences in the namespace of an attachment from what it should have, one sentence each.
     ///
     /// # Errors
     /// The namespace cannot be read.

@@ -1,4 +1,4 @@
-//! Which way the packets of a pod take, as far as the API server's objects say it: for the command line. Pure.
+//! Explanation of the way that the packets of a pod take, as far as the API server's objects show it: for the command line. Pure.
 //!
 //! It is planned by the same functions as in the node program. What only that program knows is not here: which gateways have registered
 //! the pod and answer, whether gateways are Coil's, and the MTU of the pod.
@@ -36,7 +36,7 @@ use super::registrar::endpoints::{
 /// The MTU of a pod in bytes where it is not known: any that is large enough for a tunnel gives the same way.
 const ANY_MTU: u32 = 1500;
 
-/// What the API server says, as lists.
+/// Objects of the API server, as lists.
 #[derive(Debug, Clone, Default)]
 pub struct Objects {
     /// Egresses; those that a pod names and that are not here count as unknown.
@@ -47,7 +47,7 @@ pub struct Objects {
     pub slices: Option<Vec<EndpointSlice>>,
     /// All Namespaces, where Egresses select pods by them; those that may not be read are left out.
     pub namespaces: Vec<PartialObjectMeta<Namespace>>,
-    /// Which Egresses select pods, where `egresses` are not all; `None` is by `egresses` and `namespaces`.
+    /// Selection of Egresses by pods, where `egresses` are not all; `None` is by `egresses` and `namespaces`.
     pub selection: Option<Selection>,
     /// All Nodes.
     pub nodes: Vec<SlimNode>,
@@ -57,17 +57,17 @@ pub struct Objects {
     pub service_ranges: Vec<ServiceCIDR>,
 }
 
-/// Which Egresses pods ask for: by their annotations, and by the selectors of Egresses.
+/// Selection of Egresses by pods: by the annotations of the pods, and by the selectors of the Egresses.
 #[derive(Debug, Clone, Default)]
 pub struct Selection {
     selectors: Selectors,
     namespaces: BTreeMap<String, ObjectMeta>,
-    /// What could not be read, so that more Egresses may select pods.
+    /// Kinds of objects that could not be read, so that more Egresses may select pods.
     unread: Vec<&'static str>,
 }
 
 impl Selection {
-    /// By these objects.
+    /// Selection by these Egresses and Namespaces.
     pub fn of(egresses: &[Egress], namespaces: &[PartialObjectMeta<Namespace>]) -> Self {
         let name =
             |namespace: &PartialObjectMeta<Namespace>| namespace.metadata.name.clone().unwrap_or_default();
@@ -80,7 +80,7 @@ impl Selection {
         }
     }
 
-    /// This could not be read, so that more Egresses than known may select a pod.
+    /// Adds objects that could not be read: more Egresses than known may select a pod.
     #[must_use]
     pub fn without(mut self, what: &'static str) -> Self {
         self.unread.push(what);
@@ -101,7 +101,7 @@ impl Selection {
         self.selectors.select(pod.namespace(), metadata, pod.metadata.labels.as_ref())
     }
 
-    /// Why it is not known whether another Egress selects a pod.
+    /// Reason why it is not known whether another Egress selects a pod.
     fn unknown(&self) -> Option<Why> {
         let message = || {
             format!(
@@ -128,7 +128,7 @@ impl Selection {
     }
 }
 
-/// What is known of egress in a cluster.
+/// Egresses of a cluster and what their plans need, as far as objects show it.
 #[derive(Debug)]
 pub struct Known {
     cluster: Cluster,
@@ -138,18 +138,18 @@ pub struct Known {
     endpoints: Option<Endpoints>,
     /// Pod and node of each gateway, where the slices name them.
     places: BTreeMap<GatewayUid, (Option<String>, Option<String>)>,
-    /// The gateway pods that hold source addresses.
+    /// Names of the gateway pods that hold source addresses.
     holders: BTreeMap<EgressName, BTreeSet<String>>,
 }
 
 /// A gateway of an Egress, as EndpointSlices show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayPod {
-    /// Name of its pod.
+    /// Name of its pod, if the EndpointSlice names one.
     pub pod: Option<String>,
     /// The Node that the pod runs on.
     pub node: Option<String>,
-    /// Its addresses.
+    /// Addresses of the gateway, at most one of each family.
     pub addresses: DualStackAddrs,
     /// Whether it takes flows.
     pub state: GatewayState,
@@ -189,20 +189,20 @@ impl GatewayState {
     }
 }
 
-/// Which way a packet takes, and why.
+/// Way of a packet, and the reasons for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
     /// The pod's address that the packet has as its source.
     pub source: Option<IpAddr>,
-    /// What decides, one sentence each, in order.
+    /// Steps of the decision, one sentence each, in order.
     pub steps: Vec<String>,
-    /// The way.
+    /// Way that the packet takes.
     pub way: PacketWay,
-    /// What is wrong with the egress of the pod, also where it does not concern this packet.
+    /// Problems with the egress of the pod, also those that do not concern this packet.
     pub problems: Vec<EgressProblem>,
 }
 
-/// Where a packet goes.
+/// Way of a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PacketWay {
     /// By `eth0`, with the pod's address, as without egress gateways.
@@ -219,12 +219,12 @@ pub enum PacketWay {
     Refused(Why),
 }
 
-/// Why a packet is refused, or its way is not known.
+/// Reason why a packet is refused, or why its way is not known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Why {
-    /// One CamelCase word.
+    /// Reason as one CamelCase word.
     pub reason: &'static str,
-    /// What is wrong, with what, and what to do.
+    /// Sentence for the user: the error, its object, and what to do about it.
     pub message: String,
 }
 
@@ -245,7 +245,7 @@ pub struct ToGateways {
     pub port: u16,
     /// All flows of the pod go to the same gateway (`sessionAffinity: ClientIP`).
     pub by_client: bool,
-    /// Those that forward; `None` if it is not known which there are.
+    /// Gateways of the packet's family that the pod's node uses and that have not ended; `None` if the gateways are not known.
     pub gateways: Option<Vec<GatewayPod>>,
 }
 
@@ -307,7 +307,7 @@ impl Known {
         }
     }
 
-    /// Which Egresses pods ask for.
+    /// Selection of Egresses by pods.
     pub fn selection(&self) -> &Selection {
         &self.selection
     }
@@ -318,7 +318,7 @@ impl Known {
         Some(self.gateway_pods(&of_egress))
     }
 
-    /// Those that a node uses.
+    /// Gateways of an Egress that a node uses; `None` if EndpointSlices may not be read.
     fn used_by(&self, node: Option<&str>, egress: &EgressName) -> Option<Vec<GatewayPod>> {
         let mut of_egress = self.endpoints.as_ref()?.get(egress).cloned().unwrap_or_default();
         let node = node.unwrap_or_default();
@@ -352,7 +352,7 @@ impl Known {
         service.into_iter().flat_map(|service| service.cluster_ips.iter()).collect()
     }
 
-    /// What is wrong with the egress of a pod, whatever it sends.
+    /// Problems with the egress of a pod, whatever it sends.
     pub fn problems(&self, pod: &SlimPod) -> Vec<EgressProblem> {
         if pod.has_ended() || !self.selection.is_asked_by(pod) {
             return Vec::new();
@@ -385,7 +385,7 @@ impl Known {
         )
     }
 
-    /// Which way a packet of the pod to this address takes.
+    /// Way of a packet of the pod to this address, with the reasons for it.
     pub fn explain(&self, pod: &SlimPod, destination: IpAddr) -> Explanation {
         let destination = destination.to_canonical();
         let family = IpFamily::of(destination);
@@ -422,7 +422,7 @@ impl Known {
             .then(|| format!("the pod is selected by spec.selectors of Egress {}", selected.join(", ")))
     }
 
-    /// What is clear before it is asked which Egresses there are.
+    /// Way that is clear without a plan; `None` if the routes of the pod decide.
     fn without_plan(
         &self,
         pod: &SlimPod,
@@ -464,7 +464,7 @@ impl Known {
         None
     }
 
-    /// Why the pod has no address of the destination's family.
+    /// Reason why the pod has no address of the destination's family.
     fn without_source(&self, pod: &SlimPod, destination: IpAddr) -> Why {
         if !pod.addresses().is_empty() {
             let family = IpFamily::of(destination);

@@ -22,7 +22,7 @@ pub(crate) trait Gateways: Send + Sync {
     fn remove_client(&self, egress: &EgressName, uid: &str);
     /// Resolves as soon as its packets can be sent to a gateway, or all gateways have refused it: then with the reason.
     async fn registered(&self, egress: &EgressName, uid: &str) -> Result<(), String>;
-    /// Where its packets go now.
+    /// Way of a client's packets at present.
     fn way(&self, egress: &EgressName, uid: &str) -> Way;
     /// Addresses of all gateways of an Egress.
     fn addresses(&self, _: &EgressName) -> BTreeSet<IpAddr> {

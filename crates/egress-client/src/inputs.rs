@@ -1,4 +1,4 @@
-//! What the API server says of Egresses, with the ranges of the cluster in their status, and of their Services.
+//! Watches of Egresses, with the ranges of the cluster in their status, and of their Services.
 //!
 //! Only Egresses are watched on a node that has no client pod: they may select one, and their gateways may hold source addresses. The watch of
 //! Services begins with the first client.
@@ -26,12 +26,12 @@ use tokio::sync::watch;
 use super::objects::{CachedEgress, SlimService};
 use super::switches::EgressSwitches;
 
-/// How long an ADD waits for first lists.
+/// Longest time for which an ADD waits for first lists.
 const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often it checks whether they have arrived.
+/// Time between two checks whether they have arrived.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// What is watched for client pods.
+/// Watched objects that decide about client pods.
 pub(crate) struct Inputs {
     egresses: Arc<Cache<CachedEgress>>,
     services: Cache<SlimService>,
@@ -87,7 +87,7 @@ impl Inputs {
         self.switches.enabled
     }
 
-    /// Those that count on this node.
+    /// Egresses that count on this node: none where egress is off.
     fn egresses(&self) -> Vec<Arc<CachedEgress>> {
         if self.is_enabled() { self.egresses.store.state() } else { Vec::new() }
     }
@@ -156,7 +156,7 @@ impl Inputs {
         self.namespaces.subscribe()
     }
 
-    /// There is a client pod.
+    /// Starts the watch of Services: there is a client pod.
     pub(crate) fn want(&self) {
         self.wanted.send_if_modified(|wanted| !std::mem::replace(wanted, true));
     }
@@ -177,7 +177,7 @@ impl Inputs {
         !egresses.is_empty() && egresses.iter().all(|egress| egress.known.cluster_ranges.is_none())
     }
 
-    /// Why the API server shows no Egresses or Services.
+    /// Refusal of the API server to show Egresses or Services, if there is one.
     pub(crate) fn refusal(&self) -> Option<Refusal> {
         self.egresses.refusal().or_else(|| self.services.refusal())
     }
@@ -197,7 +197,7 @@ impl Inputs {
         [self.egresses.generation(), self.services.generation()]
     }
 
-    /// What is known now.
+    /// Egresses and Services as they are known now.
     pub(crate) fn cluster(&self) -> Arc<Cluster> {
         let generations = self.generations();
         let mut last = self.cluster.lock().unwrap_or_else(PoisonError::into_inner);

@@ -22,7 +22,7 @@ use fairlead_netlink::route::{
 
 use super::programs::ProgramStock;
 
-/// Why a pod does not have what it should have.
+/// Reason why a pod does not have what it should have.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// The pod has no interface by which packets of tunnels could leave.
@@ -49,12 +49,12 @@ pub(crate) enum Error {
 
 type Result<T> = std::result::Result<T, Error>;
 
-/// Where a pod is.
+/// Network namespace and interface of a pod.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place<'a> {
-    /// Its network namespace.
+    /// Network namespace of the pod.
     pub(crate) netns: &'a Netns,
-    /// The interface by which its packets leave.
+    /// Name of the interface by which its packets leave.
     pub(crate) ifname: &'a str,
 }
 
@@ -96,7 +96,7 @@ fn apply_inside(place: Place<'_>, desired: &Desired, programs: &ProgramStock) ->
     Ok(done)
 }
 
-/// What [`apply`] would change, one sentence each, apart from what the maps of the BPF programs hold.
+/// Differences that [`apply`] would correct, one sentence each, apart from what the maps of the BPF programs hold.
 ///
 /// # Errors
 /// The namespace cannot be read.
@@ -172,7 +172,7 @@ pub(crate) fn remove(place: Place<'_>) -> Result<Vec<String>> {
     Ok(done)
 }
 
-/// Whose connections are answered by `eth0` although routes of this routing have their addresses.
+/// Peers whose connections are answered by `eth0` although routes of this routing have their addresses.
 fn replies(place: Place<'_>, routing: &DualStack<ClientRouting, ClientRouting>) -> Replies {
     let peers = |family: IpFamily, of: Option<&ClientRouting>| match of {
         Some(of)

@@ -1,5 +1,5 @@
-//! What is read of Egresses, their Services and the ranges of the cluster: by the watches of the node program, and by the command line.
-//! Pure.
+//! Fields of Egresses, of their Services and of the ranges of the cluster that are read: by the watches of the node program, and by the
+//! command line. Pure.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -91,13 +91,13 @@ impl From<&Egress> for SlimEgress {
 pub(crate) struct CachedEgress {
     /// Namespace and name.
     key: String,
-    /// The same.
+    /// Namespace and name, parsed.
     pub(crate) name: EgressName,
-    /// Without its Service.
+    /// Specification and cluster ranges, without the Service.
     pub(crate) known: KnownEgress,
     /// Pods that use it without an annotation of theirs.
     pub(crate) selectors: PodSelectors,
-    /// What its gateways may send with.
+    /// Source addresses that its gateways may use.
     pub(crate) source_addresses: SourceAddressesOf,
 }
 
@@ -140,7 +140,7 @@ pub(crate) fn watch_egresses(client: &Client, subsystem: &mut Subsystem) -> Cach
     caches::start(subsystem, "Egresses", caches::parsed(events, CachedEgress::from))
 }
 
-/// What is no address is left out: the controller writes none.
+/// Usable source addresses of these slots, at most [`MAX_SOURCE_ADDRESSES`]. Other text is left out: the controller writes none.
 fn sources_of(slots: &[EgressSourceAddress]) -> SourceAddressesOf {
     let of_slot = |slot: &EgressSourceAddress| -> Vec<(IpAddr, Option<String>)> {
         let addresses = slot.addresses.iter().filter_map(|text| text.parse().ok());

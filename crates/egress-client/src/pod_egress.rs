@@ -50,7 +50,7 @@ impl PodEgress {
         self.deps.pods.store.get(&name).filter(|pod| sandbox.is_of(pod))
     }
 
-    /// What is known beside the pod of an attachment.
+    /// Knowledge that decides about an attachment, beside its pod.
     pub(crate) fn knowledge<'a>(
         &self,
         sandbox: &Sandbox,

@@ -12,12 +12,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use fairlead_fou::Programs;
 use tokio::sync::watch;
 
-/// What pods have asked for.
+/// Demand of pods for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Usage {
-    /// A pod has used an Egress.
+    /// Whether a pod has used an Egress.
     was_used: bool,
-    /// How many programs were taken, with those that were not ready.
+    /// Number of programs that were taken, with those that were not ready.
     taken: u64,
 }
 
@@ -44,7 +44,7 @@ impl ProgramStock {
         self.usage.send_if_modified(|usage| !std::mem::replace(&mut usage.was_used, true));
     }
 
-    /// How many are ready.
+    /// Number of programs that are ready.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.ready().len()

@@ -35,24 +35,24 @@ use super::pod_egress::PodEgress;
 use super::sandboxes::{self, Sandbox};
 use crate::registrar::Client;
 
-/// How often namespaces are compared without a change.
+/// Time between two comparisons of all namespaces without a change.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
-/// How long changes of the cluster are gathered: a new Service comes with its Egress.
+/// Time for which changes of the cluster are gathered: a new Service comes with its Egress.
 const DEBOUNCE: Duration = Duration::from_millis(20);
 /// Least time between two comparisons of one namespace for changes in it.
 const SIGNAL_PAUSE: Duration = Duration::from_millis(200);
 /// Changes that may wait to be looked at. What does not fit waits in the namespaces' sockets.
 const SIGNALS: usize = 64;
-/// Where container runtimes keep files of network namespaces: containerd and CRI-O, Docker.
+/// Directories in which container runtimes keep files of network namespaces: containerd and CRI-O, Docker.
 const NAMESPACES: [&str; 2] = ["/run/netns", "/run/docker/netns"];
 
-/// What became of one piece of work.
+/// Result of one job.
 pub(crate) struct Done {
     pub(crate) key: Key,
     pub(crate) outcome: Outcome,
 }
 
-/// How it ended.
+/// Outcome of a job.
 pub(crate) enum Outcome {
     /// A CNI operation has the container.
     Busy,
@@ -60,11 +60,11 @@ pub(crate) enum Outcome {
     Failed(String),
     /// The namespace is as it should be.
     Finished {
-        /// What it was brought to.
+        /// State that the namespace was brought to.
         work: Work,
-        /// What others had changed.
+        /// Differences that others had caused, one sentence each; they are corrected.
         corrected: Vec<String>,
-        /// Report changes, if that was asked for.
+        /// Signals of later changes, if the job wants them.
         signals: Vec<ChangeSignal>,
     },
 }

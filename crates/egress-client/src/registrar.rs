@@ -49,9 +49,9 @@ use self::registrations::Registrations;
 use self::token::RequestToken;
 use super::objects::CachedEgress;
 
-/// How long [`Registrar::registered`] waits, just less than its callers.
+/// Longest wait of [`Registrar::registered`], just less than the timeouts of its callers.
 const REGISTERED: Duration = Duration::from_millis(1900);
-/// How often clients from before the start are looked at, while there are any to be decided.
+/// Time between two looks at clients from before the start, while there are any to be decided.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(500);
 /// Shortest time between two updates of gauges.
 const GAUGES_INTERVAL: Duration = Duration::from_millis(200);
@@ -65,15 +65,15 @@ pub(crate) fn parse_holds(said: &[wire::Hold]) -> Option<BTreeMap<IpAddr, Durati
 
 /// Dependencies of the registrar.
 pub(crate) struct RegistrarDeps {
-    /// For tokens.
+    /// Client of the API server, for tokens.
     pub(crate) client: kube::Client,
     /// Name of this node's Node object.
     pub(crate) node: String,
-    /// Says which gateways hold source addresses.
+    /// Egresses, which say which gateways hold source addresses.
     pub(crate) egresses: Arc<Cache<CachedEgress>>,
     /// The gateways of Egresses.
     pub(crate) slices: Arc<Cache<CachedSlice>>,
-    /// What it counts.
+    /// Metrics of gateways, connections, registrations and tokens.
     pub(crate) metrics: RegistrarMetrics,
 }
 
@@ -154,7 +154,7 @@ impl Registrar {
         }
     }
 
-    /// Where its packets go now.
+    /// Way of a client's packets at present.
     pub(crate) fn way(&self, egress: &EgressName, uid: &str) -> Way {
         self.shared.registry().way(egress, uid)
     }
@@ -172,12 +172,12 @@ impl Registrar {
         }
     }
 
-    /// What these hold. A hold that another gateway has with a greater term is left out, 0.6 s after that was heard.
+    /// Holds of these gateways. A hold that another gateway has with a greater term is left out, 0.6 s after that was heard.
     pub(crate) fn local_holds(&self, now: Instant) -> Vec<HeardHold> {
         self.shared.registry().local_holds(now)
     }
 
-    /// Those of the gateways on this node that have answered since this program started, so that [`Self::local_holds`] has what they hold.
+    /// Gateways on this node that have answered since this program started, so that [`Self::local_holds`] has what they hold.
     pub(crate) fn heard_local_gateways(&self) -> BTreeSet<(EgressName, endpoints::GatewayUid)> {
         self.shared.registry().heard_local()
     }

@@ -1,4 +1,4 @@
-//! Where the network namespaces of this node's pods are.
+//! Attachments of this node's pods, with the places of their network namespaces.
 //!
 //! An ADD says it, and one file for each attachment keeps it for later programs (`fairlead_wire::spool`): also for pods that get their
 //! annotation while they run, and behind another CNI plugin, which keeps its own records. A pod of before the first file is looked
@@ -70,12 +70,12 @@ impl Sandbox {
         self.addresses.iter().copied().collect()
     }
 
-    /// By what gateways know the pod: its UID, or its name where the runtime passes none.
+    /// ID of the pod at gateways: its UID, or `NAMESPACE/NAME` where the runtime passes none.
     pub(crate) fn uid(&self) -> String {
         self.uid.clone().unwrap_or_else(|| format!("{}/{}", self.namespace, self.pod))
     }
 
-    /// Its pod as a client of gateways.
+    /// Pod of the attachment as a client of gateways.
     pub(crate) fn client(&self) -> Client {
         Client {
             uid: self.uid(),
@@ -129,8 +129,8 @@ pub(crate) struct Sandboxes {
 }
 
 impl Sandboxes {
-    /// Those of a socket, as the last program left them, and the Egresses that they asked for at their ADD. What cannot be read, or is of
-    /// a namespace that is gone, is left out; the Egresses of the latter are not: their gateways may still have the pod as a client.
+    /// Attachments of a socket, as the last program left them, and the Egresses whose gateways may have their pods as clients. What cannot be
+    /// read, or is of a namespace that is gone, is left out; the Egresses of the latter are not: their gateways may still have the pod.
     pub(crate) fn load(socket: &Path) -> (Self, BTreeSet<EgressName>) {
         let directory = spool::sandboxes(socket);
         let (mut known, mut used) = (BTreeMap::new(), BTreeSet::new());

@@ -27,7 +27,7 @@ use tokio::time::timeout;
 use super::Egress;
 use super::annotations::egress_annotations;
 
-/// How long the API server may take to return a pod that the cache does not have.
+/// Longest time in which the API server returns a pod that the cache does not have.
 const POD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The first stage: nothing is made for a pod that is refused.
@@ -98,7 +98,7 @@ impl Stage for EgressStage {
 }
 
 impl EgressRequestStage {
-    /// What the pod asks for. A pod that the API server does not have (the mirror of a static pod comes later) asks for nothing.
+    /// Request of a pod for egress. A pod that the API server does not have (the mirror of a static pod comes later) asks for nothing.
     async fn request_of(&self, pod: &Owner) -> Result<EgressRequest, Failure> {
         let Owner { namespace, name, uid } = pod;
         let cached = self.pods.store.get(&ObjectRef::new(name).within(namespace));

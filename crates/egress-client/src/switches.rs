@@ -5,7 +5,7 @@
 pub struct EgressSwitches {
     /// Egress gateways are set up for pods (`--enable-egress`). Otherwise a pod that asks for them does not start.
     pub enabled: bool,
-    /// Of Egresses without `spec.originatingOnly` (`--enable-originating-only`).
+    /// Default of `spec.originatingOnly` for Egresses that do not set it (`--enable-originating-only`).
     pub originating_only: bool,
 }
 

@@ -28,7 +28,7 @@ const RULES: &str = "0: from all lookup local 1800: from all to 169.254.0.0/16 l
     32767: from all lookup default";
 const TABLE_117: &str = "192.168.10.0/24 dev fou4_0a440c31 proto 30";
 const TABLE_118: &str = "default dev fou4_0a447c91 proto 30";
-/// Of the domestic Egress.
+/// Cluster IPs of the domestic Egress's Service.
 const DOMESTIC_SERVICE: [&str; 2] = ["10.68.12.49", "fd04::1"];
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -1,4 +1,4 @@
-//! What the API server says of source addresses.
+//! Source addresses, their gateways and their nodes, as the API server shows them.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +13,13 @@ use crate::registrar::endpoints::GatewayPlace;
 /// The source addresses of all Egresses that have some.
 pub(super) type Permitted = BTreeMap<EgressName, SourceAddressesOf>;
 
-/// Those of all Egresses that have some.
+/// Source addresses of all Egresses that have some.
 pub(super) fn permitted<'a>(egresses: impl IntoIterator<Item = &'a CachedEgress>) -> Permitted {
     let some = egresses.into_iter().filter(|egress| !egress.source_addresses.is_empty());
     some.map(|egress| (egress.name.clone(), egress.source_addresses.clone())).collect()
 }
 
-/// Which nodes may have them. Of an address that two Egresses have, which the controller never permits, the first one counts.
+/// Nodes that may have each address. Of an address that two Egresses have, which the controller never permits, the first one counts.
 pub(super) fn nodes<'a>(
     permitted: &Permitted,
     places: impl IntoIterator<Item = (&'a EgressName, &'a [GatewayPlace])>,

@@ -7,7 +7,7 @@ use fairlead_egress::EgressName;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Gateway {
     pub(super) egress: EgressName,
-    /// Of the pod.
+    /// UID of the pod.
     pub(super) uid: String,
     /// Name of the pod.
     pub(super) pod: String,

@@ -1,4 +1,4 @@
-//! How often an Egress may change who holds its source addresses. Without I/O and without a clock.
+//! Limits on how often the holders of an Egress's source addresses may change. Without I/O and without a clock.
 //!
 //! With each change routes and tunnels of the node programs change. The gateways of an Egress decide it, by Leases and by what they say to the
 //! node program, so what one of them says too often must not keep all nodes busy. A change that comes too early waits, and only those of the
@@ -17,12 +17,12 @@ const BURST: u32 = 32;
 /// Pause between two changes after that.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// When an Egress may change next.
+/// Rate of changes of each Egress.
 #[derive(Debug, Default)]
 pub(super) struct Pace(BTreeMap<EgressName, TokenBucket>);
 
 impl Pace {
-    /// An Egress is to change. `Err` is from when on it may.
+    /// Counts a change of an Egress. `Err` is the time from which on it may change again.
     pub(super) fn change(&mut self, egress: &EgressName, now: Instant) -> Result<(), Instant> {
         // What is full again is as if it had never changed.
         self.0.retain(|_, bucket| !bucket.is_full(now));
@@ -32,7 +32,7 @@ impl Pace {
     }
 }
 
-/// What the API server says of source addresses, with holders that do not change too often.
+/// Source addresses as the API server shows them, with holders that do not change too often.
 #[derive(Debug, Default)]
 pub(super) struct PacedHolders {
     pace: Pace,

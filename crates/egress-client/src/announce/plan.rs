@@ -1,4 +1,4 @@
-//! Which source addresses this node announces. Without I/O and without a clock.
+//! Plan of the source addresses that this node announces. Without I/O and without a clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,8 +14,8 @@ use super::gateway::Gateway;
 use super::pace::Pace;
 use crate::registrar::HeardHold;
 
-/// How long what was there at the start stays without being confirmed: once all gateways that may hold it have been heard, and once it is
-/// known which gateways there are. Before, none could have confirmed it: that takes a token of the API server.
+/// Longest times for which an address of before the start stays without being confirmed: once all gateways that may hold it have been heard,
+/// and once it is known which gateways there are. Before, none could have confirmed it: that takes a token of the API server.
 const CONFIRMED: Duration = Duration::from_secs(2);
 const CONFIRMED_UNHEARD: Duration = Duration::from_secs(30);
 
@@ -29,7 +29,7 @@ pub(super) struct Announced {
     pub(super) term: u64,
 }
 
-/// Why an address that a gateway of this node says it holds is not announced. `Display` is a sentence for log and status.
+/// Reason why an address that a gateway of this node says it holds is not announced. `Display` is a sentence for log and status.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Problem {
     /// The gateways of an Egress changed who holds what too often.
@@ -97,15 +97,15 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What is announced, and what is not.
+/// Addresses to announce, and problems with others.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// By address.
+    /// Addresses to announce, by address.
     pub(super) announced: BTreeMap<IpAddr, Announced>,
     pub(super) problems: BTreeSet<Problem>,
 }
 
-/// What the kernel says.
+/// Links and addresses of this node, as its kernel shows them.
 pub(super) trait Host {
     /// Index of the link that leads to a pod's address.
     fn link_of(&self, pod: IpAddr) -> Option<u32>;
@@ -226,9 +226,9 @@ pub(super) fn awaited(
 /// The addresses that the kernel had at the start and that no gateway has confirmed yet.
 #[derive(Debug)]
 pub(super) struct Adopted {
-    /// With the time since when it could have been confirmed.
+    /// Addresses, each with the time since when it could have been confirmed; `None` while it could not.
     addresses: BTreeMap<IpAddr, Option<Instant>>,
-    /// Since when it is known which gateways there are.
+    /// Time since when it is known which gateways there are.
     known: Option<Instant>,
 }
 
@@ -242,7 +242,7 @@ impl Adopted {
         self.addresses.is_empty()
     }
 
-    /// Which of them stay as they are. `awaited` are those that gateways may still confirm that have not been heard yet ([`awaited`]);
+    /// Addresses that stay as they are. `awaited` are those that gateways may still confirm that have not been heard yet ([`awaited`]);
     /// `None` while it is not known which gateways there are.
     pub(super) fn kept(
         &mut self,

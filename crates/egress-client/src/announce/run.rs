@@ -25,7 +25,7 @@ use crate::objects::CachedEgress;
 use crate::registrar::endpoints::CachedSlice;
 use crate::registrar::{HeardHold, Registrar};
 
-/// How often the kernel is compared while something is announced: entries that others delete are not reported.
+/// Time between two comparisons with the kernel while something is announced: entries that others delete are not reported.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 /// The same after a refusal of the kernel.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -47,21 +47,21 @@ pub(crate) struct AnnounceDeps {
     pub(crate) mesh_devices: Box<dyn Fn() -> Vec<String> + Send + Sync>,
 }
 
-/// What the plan follows from, but for the kernel.
+/// Inputs of the plan, except for the kernel's.
 #[derive(Debug, Clone, PartialEq)]
 struct Inputs {
     permitted: Permitted,
     gateways: Vec<Gateway>,
-    /// The holds, whatever time is left.
+    /// Holds, without the times at which they end.
     holds: Vec<(EgressName, String, IpAddr, u64, bool)>,
 }
 
-/// What was compared with the kernel last.
+/// Last comparison with the kernel.
 struct Compared {
     inputs: Inputs,
     kept: BTreeSet<IpAddr>,
     sources: Vec<Source>,
-    /// The kernel has refused something, so there may be more than this.
+    /// Whether the kernel has refused something, so that it may have more than this.
     has_failed: bool,
     again: Instant,
 }
@@ -69,7 +69,7 @@ struct Compared {
 struct Announcer {
     deps: AnnounceDeps,
     adopted: Adopted,
-    /// Of what the controller says of holders, and of what gateways of this node begin to hold.
+    /// Limits, for each Egress, on changes of the holders that the controller names, and of the addresses that are announced here.
     holders: PacedHolders,
     pace: Pace,
     announced: BTreeMap<IpAddr, Announced>,

@@ -1,4 +1,4 @@
-//! When hosts beside this node are told that an address is here. Without I/O and without a clock.
+//! Times at which hosts beside this node are told that an address is here. Without I/O and without a clock.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -6,17 +6,18 @@ use std::time::{Duration, Instant};
 
 use fairlead_dataplane::source_addresses::Uplink;
 
-/// When they are told again: a frame may be lost, and for 0.9 s another node may answer for an address that its gateway has handed over.
+/// Pauses before hosts are told again: a frame may be lost, and for 0.9 s another node may answer for an address that its gateway has handed
+/// over.
 const AGAIN: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(1000)];
 
-/// What is to be sent. Bounded by the addresses of this node's gateways and its links.
+/// Announcements of each address on each link. Bounded by the addresses of this node's gateways and its links.
 #[derive(Debug, Default)]
 pub(super) struct Schedule(BTreeMap<(IpAddr, u32), Entry>);
 
 #[derive(Debug)]
 struct Entry {
     uplink: Uplink,
-    /// When it is told next, and how long after that again.
+    /// Time at which it is told next, and the pauses until it is told again.
     at: Option<Instant>,
     again: std::slice::Iter<'static, Duration>,
 }
@@ -34,7 +35,7 @@ impl Schedule {
         }
     }
 
-    /// What is to be sent now.
+    /// Addresses to be told now, each with the link.
     pub(super) fn due(&mut self, now: Instant) -> Vec<(IpAddr, Uplink)> {
         let mut due = Vec::new();
         for ((address, _), entry) in &mut self.0 {
@@ -46,7 +47,7 @@ impl Schedule {
         due
     }
 
-    /// When something is due next.
+    /// Time at which the next announcement is due.
     pub(super) fn next(&self) -> Option<Instant> {
         self.0.values().filter_map(|entry| entry.at).min()
     }

@@ -21,9 +21,9 @@ pub struct SourceAddresses {
 /// Source addresses that are announced, and those that are not, for the status.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// What is announced.
+    /// Source addresses that this node announces.
     pub announced: Vec<Shown>,
-    /// Why other addresses are not, one sentence each, with its reason in front.
+    /// Reasons why others are not announced, one sentence each, with a CamelCase word in front.
     pub problems: Vec<String>,
 }
 
@@ -60,12 +60,12 @@ impl SourceAddresses {
         self.announced.subscribe()
     }
 
-    /// Which nodes may have which address; `None` until the API server has said it.
+    /// Nodes that may have each address; `None` until the API server has answered.
     pub fn nodes(&self) -> watch::Receiver<Option<Arc<Nodes>>> {
         self.nodes.subscribe()
     }
 
-    /// What is announced, and what is not.
+    /// Addresses that are announced, and problems with others.
     pub fn report(&self) -> Report {
         self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -17,15 +17,15 @@ use fairlead_egress::problem::{EgressProblem, EgressReason};
 use super::{GatewayPod, GatewayState, Known, PacketWay, ToGateways, Why};
 use crate::registrar::NotRegistered;
 
-/// What the objects do not show.
+/// Step of a pod with refused destinations that the objects do not show.
 const KEPT: &str = "an Egress that the pod names is not known any more, or its destinations are not: the last ones that it had are refused, \
                     and may be within this one";
 
-/// What `spec.originatingOnly` is for.
+/// Step that explains the rule of `spec.originatingOnly`.
 const REPLIES: &str = "rule 1000 (spec.originatingOnly): only connections that the pod opens go this way; replies to those that were opened to the \
                        pod by eth0 leave by eth0";
 
-/// What a rule of the table `main` is for.
+/// Addresses that a rule of the table `main` is for, in words.
 fn kind(priority: u32) -> &'static str {
     match priority {
         RULE_PRIORITY_EGRESS_LINK_LOCAL => "link-local addresses",
@@ -37,7 +37,7 @@ fn kind(priority: u32) -> &'static str {
     }
 }
 
-/// What a table of routes to gateways is for.
+/// Destinations of a table of routes to gateways, in words.
 fn destinations_of(table: u32) -> &'static str {
     if table == TABLE_EGRESS_NARROW { "destinations in private networks" } else { "all other destinations" }
 }
@@ -160,7 +160,7 @@ fn by_main(rules: &[ClientRule], priority: u32, destination: IpAddr) -> (bool, S
     (found.is_some(), step)
 }
 
-/// What a rule for a table of routes to gateways does, in words.
+/// Effect of a rule for a table of routes to gateways, in words.
 fn by_table(rule: &ClientRule, found: Option<&ClientRoute>) -> String {
     let ClientRule { priority, table, .. } = rule;
     let what = match found {
@@ -173,7 +173,7 @@ fn by_table(rule: &ClientRule, found: Option<&ClientRoute>) -> String {
     format!("rule {priority}, table {table} ({}): {what}", destinations_of(*table))
 }
 
-/// Why no gateway of these takes a new flow; `None` if one does.
+/// Reason why no gateway of these takes a new flow; `None` if one does.
 fn none_takes_flows(egress: &EgressName, gateways: &[GatewayPod]) -> Option<Why> {
     let has = |state| gateways.iter().any(|gateway| gateway.state == state);
     if has(GatewayState::Ready) {

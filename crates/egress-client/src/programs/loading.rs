@@ -9,16 +9,16 @@ use tokio::time::sleep;
 
 use crate::pod_egress::PodEgress;
 
-/// How many are kept once a pod of this node has used an Egress: pods start several at once.
+/// Number of programs that are kept ready once a pod of this node has used an Egress: pods start several at once.
 const FOR_CLIENTS: usize = 4;
-/// How many are kept where there is only an Egress that the next pod may use.
+/// Number of programs that are kept ready where there is only an Egress that the next pod may use.
 const FOR_THE_FIRST: usize = 2;
 /// Rest before each load, so that loading takes no more than about half of one processor from ADDs.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Rest after the kernel has refused.
 const RETRY: Duration = Duration::from_secs(300);
 
-/// How many are to be kept ready.
+/// Number of programs that are to be kept ready.
 fn wanted(was_used: bool, is_any_egress: bool) -> usize {
     match (was_used, is_any_egress) {
         (true, _) => FOR_CLIENTS,
@@ -51,7 +51,7 @@ pub(crate) async fn run(shared: Arc<PodEgress>) -> Infallible {
     }
 }
 
-/// Loads one more.
+/// Loads one more program.
 async fn load(shared: &PodEgress) -> Result<(), String> {
     let loaded = tokio::task::spawn_blocking(Programs::load).await.map_err(|error| error.to_string())?;
     shared.programs.ready().push_back(loaded.map_err(|error| error.to_string())?);

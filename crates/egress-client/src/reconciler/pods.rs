@@ -1,4 +1,4 @@
-//! What is known of each attachment: what it should have, what it has, and what is to be done next. Without I/O; time is an argument.
+//! State of each attachment: what it should have, what it has, and what is to be done next. Without I/O; time is an argument.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -33,18 +33,18 @@ struct Pod {
     plan: Option<Plan>,
     wanted: Option<Work>,
     applied: Option<Work>,
-    /// Is to be compared with the kernel.
+    /// Whether it is to be compared with the kernel, as others may have changed it.
     is_suspect: bool,
     turn: Turn,
     backoff: Backoff,
-    /// What the kernel refused.
+    /// Error of the kernel at the last attempt.
     refused: Option<String>,
-    /// Of which an Event was published.
+    /// Problems of which an Event was published.
     told: Vec<EgressProblem>,
     watch: Option<Watch>,
 }
 
-/// When an attachment is worked on.
+/// Time at which an attachment is worked on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Turn {
     /// As soon as there is work.
@@ -76,9 +76,9 @@ impl Drop for Watch {
 
 /// Something that is wrong with a pod.
 pub(super) enum Trouble<'a> {
-    /// What it asks for.
+    /// Problem with what the pod asks for.
     Asked(&'a EgressProblem),
-    /// What the kernel refused.
+    /// Error of the kernel.
     Refused(&'a str),
 }
 
@@ -167,7 +167,7 @@ impl Pods {
         }
     }
 
-    /// What was to be done with an attachment so far.
+    /// Intent for an attachment so far; `None` if it is new.
     pub(super) fn intent(&self, key: &Key) -> Option<&Intent> {
         self.all.get(key).map(|pod| &pod.intent)
     }
@@ -190,7 +190,7 @@ impl Pods {
         pod.and_then(|pod| pod.plan.as_ref()).map(|plan| plan.usable.clone()).unwrap_or_default()
     }
 
-    /// How many pods have tunnels or should have some.
+    /// Number of pods that have tunnels or should have some.
     pub(super) fn clients(&self) -> usize {
         self.usable().count()
     }
@@ -229,7 +229,7 @@ impl Pods {
         }
     }
 
-    /// What is to be begun now.
+    /// Jobs that are to be begun now; at most [`MAX_JOBS`] run at a time.
     pub(super) fn due(&mut self, now: Instant) -> Vec<Job> {
         let running = self.all.values().filter(|pod| pod.turn == Turn::Running).count();
         let due = self.all.iter_mut().filter(|(_, pod)| pod.is_due(now));
@@ -243,7 +243,7 @@ impl Pods {
         due.take(MAX_JOBS.saturating_sub(running)).filter_map(job).collect()
     }
 
-    /// When to look again, at the latest at `sweep`.
+    /// Time at which to look again, at the latest `sweep`.
     pub(super) fn next(&self, sweep: Instant) -> Instant {
         let waiting = self.all.values().filter(|pod| pod.is_suspect || pod.wanted != pod.applied);
         let times = waiting.filter_map(|pod| match pod.turn {
@@ -287,7 +287,7 @@ impl Pods {
         })
     }
 
-    /// Those of which no Event was published since they came.
+    /// Problems of which no Event was published since they came.
     pub(super) fn new_problems(&mut self) -> Vec<(Key, EgressProblem)> {
         let mut new = Vec::new();
         for (key, pod) in &mut self.all {
@@ -299,7 +299,7 @@ impl Pods {
         new
     }
 
-    /// Those pods in the node's network that were not there the last time.
+    /// Pods in the node's network that were not there the last time.
     pub(super) fn new_on_host(&mut self, pods: &[Arc<SlimPod>]) -> Vec<Arc<SlimPod>> {
         let name = |pod: &SlimPod| (pod.namespace().to_owned(), pod.name().to_owned());
         let new = pods.iter().filter(|pod| !self.on_host.contains(&name(pod))).cloned().collect();

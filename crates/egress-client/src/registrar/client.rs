@@ -5,12 +5,12 @@ use fairlead_address::DualStackAddrs;
 /// A pod of this node that uses egress gateways.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Client {
-    /// Of the pod.
+    /// UID of the pod, or `NAMESPACE/NAME` where the container runtime passes none.
     pub(crate) uid: String,
-    /// Of the pod.
+    /// Namespace of the pod.
     pub(crate) namespace: String,
-    /// Of the pod.
+    /// Name of the pod.
     pub(crate) name: String,
-    /// What its packets to gateways have as their source.
+    /// Source addresses of its packets to gateways: one of each family that the pod has.
     pub(crate) addresses: DualStackAddrs,
 }

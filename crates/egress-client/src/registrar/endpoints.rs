@@ -24,7 +24,7 @@ use fairlead_cluster::cached_by_name;
 /// Label: the Service of a slice (Kubernetes).
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
-/// What a gateway is known by: the UID of its pod, or its address where the slice names no pod.
+/// UID of a gateway's pod, or the gateway's address where the slice names no pod.
 pub(crate) type GatewayUid = String;
 
 /// The gateways of each Egress.
@@ -70,7 +70,7 @@ pub(crate) struct CachedSlice {
     places: Vec<GatewayPlace>,
 }
 
-/// Where a gateway runs, as an EndpointSlice shows it.
+/// Pod and node of a gateway, as an EndpointSlice shows them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GatewayPlace {
     pub(crate) gateway: GatewayUid,
@@ -134,14 +134,14 @@ fn place(endpoint: &Endpoint) -> Option<GatewayPlace> {
 /// Gateways that a node uses before all others.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Preferred {
-    /// They run on the node, which has to hear what they hold.
+    /// Gateways on the node, which has to hear their holds.
     local: BTreeSet<GatewayUid>,
-    /// They hold source addresses: others may forward nothing.
+    /// Gateways that hold source addresses: others may forward nothing.
     holders: BTreeSet<GatewayUid>,
 }
 
 impl Preferred {
-    /// Of an Egress whose gateways run at these places; `holders` are the names of the pods that hold source addresses.
+    /// Preferred gateways of an Egress whose gateways run at these places; `holders` are the names of the pods that hold source addresses.
     pub(crate) fn of<'a>(
         places: impl IntoIterator<Item = &'a GatewayPlace>,
         node: &str,

@@ -107,7 +107,7 @@ async fn connection(shared: &Registrations, id: &GatewayId, wake: &Notify) -> Re
     }
 }
 
-/// What comes next on a connection.
+/// Next action on a connection.
 enum Next {
     /// Ask again.
     Again,

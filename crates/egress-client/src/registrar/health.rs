@@ -1,4 +1,4 @@
-//! Which gateways answer ICMP echo requests of this node. Pure; `probes` sends them.
+//! Health of gateways, by the ICMP echo requests of this node that they answer. Pure; `probes` sends them.
 //!
 //! The kernel of the gateway answers, so that a gateway under load is not left. What this node itself could not do does not count: neither
 //! the time in which the program was stalled, nor that no gateway answers (`registry`).
@@ -22,16 +22,16 @@ const MISSES: u32 = 3;
 /// may only be starting again, which takes a second or two. A TCP connection that sends does so again some 3 s after its first loss, and is
 /// reset then.
 const MISSES_OF_FLOWS: u32 = 5;
-/// Answers in a row after which it is used again.
+/// Answers in a row after which a gateway is used again.
 const ANSWERS: u32 = 3;
 
-/// What is known of each address.
+/// Health of each address that is asked.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     addresses: BTreeMap<IpAddr, Address>,
-    /// Those that were asked in the last round.
+    /// Addresses that were asked in the last round.
     asked: BTreeSet<IpAddr>,
-    /// Those that have answered early since.
+    /// Addresses that have answered within [`EARLY`] of the last round.
     early: BTreeSet<IpAddr>,
     last: Option<Instant>,
 }
@@ -53,11 +53,11 @@ struct Address {
 /// Addresses that changed in a round.
 #[derive(Debug, PartialEq, Eq, Default)]
 pub(super) struct Changes {
-    /// They get no new flows.
+    /// Addresses that get no new flows.
     pub(super) down: Vec<IpAddr>,
-    /// They lose their flows, too.
+    /// Addresses that lose their flows, too.
     pub(super) lost: Vec<IpAddr>,
-    /// They are used again.
+    /// Addresses that are used again.
     pub(super) up: Vec<IpAddr>,
 }
 

@@ -10,15 +10,15 @@ use super::endpoints::GatewayUid;
 /// A source address that a gateway on this node holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HeardHold {
-    /// Of the gateway.
+    /// Egress of the gateway.
     pub(crate) egress: EgressName,
-    /// The gateway.
+    /// UID of the gateway.
     pub(crate) gateway: GatewayUid,
     /// The source address.
     pub(crate) address: IpAddr,
-    /// Greater than that of each gateway that has held the address before.
+    /// Term, greater than that of each gateway that has held the address before.
     pub(crate) term: u64,
-    /// When it ends, unless the gateway says it again.
+    /// Time until which the address is announced, unless the gateway says the hold again.
     pub(crate) until: Instant,
     /// Whether the gateway takes packets of clients already.
     pub(crate) is_ready: bool,

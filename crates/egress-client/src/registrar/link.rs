@@ -25,7 +25,7 @@ pub(super) const CONNECT: Duration = Duration::from_secs(3);
 /// A connection whose other end does not answer is closed. Where the gateway's node is gone, this finds it.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
-/// What a gateway may send before it is read: HTTP/2 windows, and headers.
+/// Most bytes that a gateway may send before they are read: HTTP/2 windows, and headers.
 const WINDOW: u32 = 128 << 10;
 const MAX_HEADERS: u32 = 16 << 10;
 

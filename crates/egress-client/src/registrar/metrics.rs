@@ -1,4 +1,4 @@
-//! What the registrar counts.
+//! Metrics of the registrar.
 
 use std::collections::BTreeMap;
 

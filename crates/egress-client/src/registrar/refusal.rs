@@ -7,14 +7,14 @@ const MAX_MESSAGE: usize = 512;
 /// Reason why a gateway does not take a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
-    /// One CamelCase word.
+    /// Reason as one CamelCase word, at most 64 characters; `Refused` if the gateway gives none.
     pub(crate) reason: String,
-    /// What an operator can do about it.
+    /// Message for an operator: what can be done about it, at most 512 characters.
     pub(crate) message: String,
 }
 
 impl Refusal {
-    /// What a gateway says, without what could confuse a log.
+    /// Refusal in the words of a gateway, without characters that could confuse a log.
     pub(super) fn new(reason: &str, message: &str) -> Self {
         let reason: String = reason.chars().filter(char::is_ascii_alphanumeric).take(MAX_REASON).collect();
         let reason = if reason.is_empty() { "Refused".to_owned() } else { reason };

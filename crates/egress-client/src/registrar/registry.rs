@@ -1,4 +1,4 @@
-//! What this node knows of its clients and of gateways, and what follows from it. Without I/O and without a clock.
+//! Registry of this node's clients and of gateways, and the decisions that follow from both. Without I/O and without a clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ use holds::Holds;
 mod gateway;
 mod holds;
 
-/// How long nothing is said of the way of a client that may have one from before the start, while gateways are asked.
+/// Longest time for which a way from before the start is left alone, while gateways are asked about its client.
 const SETTLE: Duration = Duration::from_secs(10);
 
 /// A gateway of an Egress.
@@ -35,7 +35,7 @@ pub(super) struct GatewayId {
     instance: u64,
 }
 
-/// What the task of a gateway is to do.
+/// Next work of a gateway's task.
 #[derive(Debug, PartialEq)]
 pub(super) enum Poll {
     /// End: the gateway is gone, or has no clients of this node.
@@ -47,16 +47,16 @@ pub(super) enum Poll {
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     clients: BTreeMap<EgressName, Clients>,
-    /// Those that [`Self::add_client`] has added and [`Self::set_clients`] has not had yet.
+    /// Clients that [`Self::add_client`] has added and [`Self::set_clients`] has not had yet.
     added: BTreeSet<(EgressName, String)>,
-    /// Those that may have a way from before the start, and until when that is left alone; `None` until the gateways are known.
+    /// Clients that may have a way from before the start, and until when that is left alone; `None` until the gateways are known.
     unsettled: BTreeMap<(EgressName, String), Option<Instant>>,
     gateways: BTreeMap<EgressName, BTreeMap<GatewayUid, Gateway>>,
     holds: Holds,
     /// Egresses whose gateways may have clients of this node from before the start. Forgotten once EndpointSlices have shown which
     /// gateways there are.
     expected: BTreeSet<EgressName>,
-    /// Which clients there are from before the start is not known yet: a gateway that was told of others alone would drop them.
+    /// Whether clients from before the start are not known yet: a gateway that was told of others alone would drop them.
     is_waiting_for_all: bool,
     instances: u64,
     health: Health,
@@ -157,12 +157,12 @@ impl Registry {
         self.holds.is_local(&id.egress, &id.uid)
     }
 
-    /// Those of these that have answered.
+    /// Gateways of [`Self::set_local`] that have ever answered.
     pub(super) fn heard_local(&self) -> BTreeSet<(EgressName, GatewayUid)> {
         self.holds.heard_local(&self.gateways)
     }
 
-    /// What these hold.
+    /// Holds of the gateways of [`Self::set_local`] that have not ended.
     pub(super) fn local_holds(&self, now: Instant) -> Vec<HeardHold> {
         self.holds.of_local(&self.gateways, now)
     }
@@ -223,7 +223,7 @@ impl Registry {
         started
     }
 
-    /// What the task of the gateway is to do now.
+    /// Next work of the gateway's task.
     pub(super) fn poll(&mut self, id: &GatewayId, now: Instant) -> Poll {
         let none = Clients::new();
         let clients = self.clients.get(&id.egress).unwrap_or(&none);
@@ -277,7 +277,7 @@ impl Registry {
         failure.filter(|failure| before.as_ref() != Some(failure))
     }
 
-    /// Of a gateway that is still there.
+    /// Gateway of this task; `None` if it is gone.
     pub(super) fn gateway(&self, id: &GatewayId) -> Option<&Gateway> {
         self.gateways.get(&id.egress)?.get(&id.uid).filter(|gateway| gateway.instance == id.instance)
     }
@@ -292,14 +292,14 @@ impl Registry {
         }
     }
 
-    /// Of a gateway that is still there: there is a connection.
+    /// Begins a stream: there is a connection. No effect if the gateway is gone.
     pub(super) fn opened(&mut self, id: &GatewayId, token: Token, now: Instant) {
         if let Some(gateway) = find(&mut self.gateways, id) {
             gateway.session.opened(token, now);
         }
     }
 
-    /// Of a gateway that is still there: there is another token, or none.
+    /// Takes another token, or that none could be had. No effect if the gateway is gone.
     pub(super) fn renewed(&mut self, id: &GatewayId, token: Option<Token>, now: Instant, random: u32) {
         if let Some(gateway) = find(&mut self.gateways, id) {
             gateway.session.renewed(token, now, random);
@@ -394,7 +394,7 @@ impl Registry {
         alive.flat_map(|gateway| gateway.endpoint.addresses.iter()).collect()
     }
 
-    /// What is known of the registration; `None` while it may still succeed.
+    /// Result of the registration; `None` while it may still succeed.
     pub(super) fn registration(&self, egress: &EgressName, uid: &str) -> Option<Result<(), NotRegistered>> {
         let Some(client) = self.client(egress, uid) else { return Some(Err(NotRegistered::NotAClient)) };
         let ready: Vec<&Gateway> = self.ready(egress).collect();
@@ -407,7 +407,7 @@ impl Registry {
         refusal.map(|refusal| Err(NotRegistered::Refused((*refusal).clone())))
     }
 
-    /// Why a client is not registered after some time.
+    /// Reason why a client is not registered after some time.
     pub(super) fn not_registered(&self, egress: &EgressName, uid: &str) -> NotRegistered {
         if let Some(Err(error)) = self.registration(egress, uid) {
             return error;

@@ -40,11 +40,11 @@ pub(super) struct Token {
     pub(super) text: String,
     /// The key of the gateway that it is for.
     pub(super) key: PublicKeyHash,
-    /// When another one is needed, well before it expires.
+    /// Time at which another one is needed, well before this one expires.
     pub(super) renew_at: Instant,
 }
 
-/// What the owner of the connection is to do.
+/// Next step of the owner of the connection.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Step {
     /// Close the connection, and call [`Session::closed`].
@@ -53,13 +53,13 @@ pub(super) enum Step {
     Connect,
     /// Request another token while the stream lasts; then call [`Session::renewed`].
     RenewToken,
-    /// Send this.
+    /// Send this message.
     Send(RegisterRequest),
-    /// Nothing until then, or until something changes.
+    /// Wait until this time, if there is one, or until something changes.
     Wait(Option<Instant>),
 }
 
-/// Why there is no stream.
+/// Reason why there is no stream.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Ended {
     #[error("it ended the registration")]
@@ -83,24 +83,24 @@ pub(super) enum Ended {
     Unreachable(String),
 }
 
-/// What an answer changed.
+/// Changes by an answer of the gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Heard {
-    /// What [`Session::confirmed`], [`Session::refusal`] or [`Session::state`] return.
+    /// Whether [`Session::confirmed`], [`Session::refusal`] or [`Session::state`] return something else.
     pub(super) changed: bool,
     /// Clients that were confirmed, and refused.
     pub(super) confirmed: u64,
     pub(super) refused: u64,
-    /// What [`Session::holds`] returns differs, if only in its times.
+    /// Whether [`Session::holds`] returns something else, if only in its times.
     pub(super) held: bool,
 }
 
-/// What a gateway says of a source address that it holds.
+/// Hold of a source address, as a gateway says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hold {
-    /// Greater than that of each gateway that has held the address before.
+    /// Term, greater than that of each gateway that has held the address before.
     pub(crate) term: u64,
-    /// When it ends, unless the gateway says it again.
+    /// End of the hold, unless the gateway says it again.
     pub(crate) until: Instant,
     /// Whether clients are to stay at the gateway before for a moment.
     pub(crate) settling: bool,
@@ -130,7 +130,7 @@ pub(super) struct Session {
     confirmed: BTreeMap<String, DualStackAddrs>,
     refused: BTreeMap<String, Refused>,
     state: State,
-    /// As it said last, also those that have ended since.
+    /// Holds that the gateway said last, also those that have ended since.
     holds: BTreeMap<IpAddr, Hold>,
     token: Option<Token>,
     /// It may have more clients than was confirmed: a stream ended in which it was told of some, or an earlier program told it.
@@ -164,13 +164,13 @@ impl Session {
         self.confirmed.get(&client.uid) == Some(&client.addresses)
     }
 
-    /// Why it refuses the client.
+    /// Refusal of the client with its current addresses, if there is one.
     pub(super) fn refusal(&self, client: &Client) -> Option<&Refusal> {
         let refused = self.refused.get(&client.uid)?;
         (refused.addresses == client.addresses).then_some(&refused.refusal)
     }
 
-    /// What the gateway said last of itself.
+    /// State that the gateway last said of itself.
     pub(super) fn state(&self) -> State {
         self.state
     }
@@ -195,7 +195,7 @@ impl Session {
         matches!(&self.phase, Phase::Open(stream) if stream.is_synced())
     }
 
-    /// Why there is no stream; `None` while there is one, or none was tried.
+    /// Reason why there is no stream; `None` while there is one, or none was tried.
     pub(super) fn failure(&self) -> Option<&Ended> {
         self.failure.as_ref()
     }
@@ -225,7 +225,7 @@ impl Session {
         }
     }
 
-    /// What to do now. `may_connect`: the gateway is ready or serving. `may_hold`: it is on this node and may hold source addresses, so
+    /// Next step. `may_connect`: the gateway is ready or serving. `may_hold`: it is on this node and may hold source addresses, so
     /// it is connected in any case.
     pub(super) fn poll(
         &mut self,
@@ -369,7 +369,7 @@ impl Session {
     }
 }
 
-/// What a gateway holds. An address that it says with no validity is released.
+/// Holds that a gateway says. An address that it says with no validity is released.
 pub(super) fn holds(said: &[wire::Hold], now: Instant) -> Result<BTreeMap<IpAddr, Hold>, Ended> {
     if said.len() > MAX_HOLDS {
         return Err(Ended::Protocol(format!("it holds {} source addresses", said.len())));

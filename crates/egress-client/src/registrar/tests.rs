@@ -272,7 +272,7 @@ async fn gateways_that_refuse_connections_are_left_to_the_service() {
     until("replaced by ours", || node.gateways(1).len() == 1).await;
 }
 
-/// What hostile servers do costs their own connections, and the other gateway is used.
+/// Hostile servers cost only their own connections, and the other gateway is used.
 #[tokio::test]
 async fn hostile_gateways_are_left_alone() {
     let good = Fake::start("127.0.0.20:0").await;

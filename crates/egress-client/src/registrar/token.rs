@@ -16,27 +16,27 @@ use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::api::PostParams;
 use kube::{Api, Client};
 
-/// What is asked for; the API server may give another time.
+/// Lifetime of a token that is requested; the API server may grant another one.
 const LIFETIME: Duration = Duration::from_secs(3600);
-/// Shortest time that is believed: clocks differ.
+/// Shortest lifetime that is believed: clocks differ.
 const SHORTEST: Duration = Duration::from_secs(60);
 /// Longest request to the API server.
 const REQUEST: Duration = Duration::from_secs(5);
-/// Of the names of ServiceAccounts (Kubernetes, `MakeUsername`).
+/// Prefix of the user names of ServiceAccounts (Kubernetes, `MakeUsername`).
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 
 /// Requests a token for an audience.
 pub(super) type RequestToken =
     Arc<dyn Fn(String) -> BoxFuture<'static, Result<Issued, TokenError>> + Send + Sync>;
 
-/// A token and for how long it is valid.
+/// A token and its lifetime from now on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Issued {
     pub(super) token: String,
     pub(super) lifetime: Duration,
 }
 
-/// Why there is no token.
+/// Reason why there is no token.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TokenError {
     #[error("cannot ask the API server who this program is (SelfSubjectReview): {0}")]
@@ -114,7 +114,8 @@ impl Requests {
     }
 }
 
-/// What the token says it was issued for, just now, is not judged by the clock of this node. Only one that says nothing is.
+/// Lifetime of a token that was issued just now, from 60 s to an hour: by its own claims, whatever the clock of this node shows, or if it has
+/// none, the time from `now` until `expires`.
 fn lifetime(token: &str, expires: Timestamp, now: Timestamp) -> Duration {
     let left = || Duration::try_from(expires.duration_since(now)).unwrap_or_default();
     issued_for(token).unwrap_or_else(left).clamp(SHORTEST, LIFETIME)

@@ -161,7 +161,7 @@ where
     }
 }
 
-/// What a test starts with.
+/// Objects and switches at the start of a test.
 #[derive(Clone, Default)]
 pub(crate) struct Objects {
     pub(crate) egresses: Vec<EgressObject>,
@@ -452,14 +452,14 @@ impl Pod {
         })
     }
 
-    /// What a command prints, in one line, without unreachable routes.
+    /// Output of a command in the pod, in one line, without unreachable routes.
     pub(crate) fn shown(&self, command: &str) -> String {
         let output = self.inside.sh(command);
         let lines = output.lines().filter(|line| !line.starts_with("unreachable"));
         lines.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ")
     }
 
-    /// Everything of egress.
+    /// Rules, routes, links and filters of egress in the pod.
     pub(crate) fn egress_state(&self) -> String {
         self.inside.sh(
             "ip rule; ip -6 rule; ip route show table 117; ip route show table 118; ip -6 route show table 117

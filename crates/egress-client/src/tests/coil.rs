@@ -24,7 +24,7 @@ use super::bed::name;
 const EGRESS: &str = "internet/nat";
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What the pod should have, with this way to its gateways.
+/// State that the pod should have, with this way to its gateways.
 fn wanted(port: SourcePort, way: &Way) -> Desired {
     let service = KnownService {
         cluster_ips: families().map(|family| family.service).into_iter().collect(),

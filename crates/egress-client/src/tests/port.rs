@@ -10,7 +10,7 @@ use super::bed::{BEHIND, Bed, Objects, POD, Pod, SERVICE, egress, gateways, serv
 use super::{INTERNET, SECOND, reaches_gateways};
 
 const CHOSEN: &[(&str, &str)] = &[("internet", "nat")];
-/// Of each family, a gateway, and another host that the pod has heard nothing of.
+/// Gateways, one of each family, and other hosts that the pod has heard nothing of.
 const GATEWAYS: [&str; 2] = ["192.168.10.1", "fd10::1"];
 const OTHERS: [&str; 2] = ["203.0.113.1", "2001:db8::1"];
 

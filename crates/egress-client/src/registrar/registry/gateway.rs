@@ -21,7 +21,7 @@ pub(in crate::registrar) struct Gateway {
 }
 
 impl Gateway {
-    /// Its task waits for this.
+    /// Notification that the gateway's task waits for.
     pub(in crate::registrar) fn wake(&self) -> Arc<Notify> {
         Arc::clone(&self.wake)
     }
@@ -70,7 +70,8 @@ pub(super) enum Condition {
     Lost,
 }
 
-/// Those that work, at most as many as can be used. If none that takes new flows works, it may be this node that does not hear them: all stay.
+/// Gateways to use, at most [`MAX_GATEWAYS`]: those that work, and doubtful ones for the flows that they have. If none that takes new flows
+/// works, it may be this node that does not hear them: all stay.
 pub(super) fn usable(gateways: Vec<(Target, Condition)>) -> Vec<Target> {
     let takes_flows =
         |(target, condition): &(Target, Condition)| *condition == Condition::Works && !target.is_draining;

@@ -1,4 +1,4 @@
-//! Which gateway holds which source address, as far as gateways have said it to this node.
+//! Holds of source addresses by gateways, as far as gateways have said them to this node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,22 +11,22 @@ use super::{Gateway, GatewayUid, Hold};
 use crate::registrar::HeardHold;
 use crate::registrar::session::MAX_HOLDS;
 
-/// How long after its end the term of a hold still counts.
+/// Time for which the term of a hold still counts after its end.
 const FORGOTTEN: Duration = Duration::from_secs(10);
 
-/// How much longer an address is announced than its gateway has said that it holds it: that program may just be starting again. The kernel of
-/// the gateway ends the use of the address in time, and another gateway takes it 0.2 s after that at the earliest.
+/// Time for which an address is announced beyond the end of the hold that its gateway has said: that program may just be starting again.
+/// The kernel of the gateway ends the use of the address in time, and another gateway takes it 0.2 s after that at the earliest.
 const ANNOUNCED_LONGER: Duration = Duration::from_secs(1);
 
-/// How long an address stays announced here after a gateway elsewhere has said that it holds it: until that is announced there, and clients
-/// send there. Less than the 0.9 s for which a gateway uses what it has handed over.
+/// Time for which an address stays announced here after a gateway elsewhere has said that it holds it: until that is announced there, and
+/// clients send there. Less than the 0.9 s for which a gateway uses what it has handed over.
 const SUPERSEDED: Duration = Duration::from_millis(600);
 
-/// What gateways have said of an address.
+/// Newest hold of an address that a gateway has said.
 #[derive(Debug, Clone, Copy)]
 struct Newest {
     hold: Hold,
-    /// When its term was heard first.
+    /// Time at which its term was heard first.
     since: Instant,
     /// Whether that gateway wants clients to send to it already.
     forwards: bool,
@@ -49,12 +49,12 @@ impl Holds {
         differs
     }
 
-    /// Whether a gateway is one of them.
+    /// Whether a gateway is one of [`Self::set_local`].
     pub(super) fn is_local(&self, egress: &EgressName, uid: &GatewayUid) -> bool {
         !self.local.is_empty() && self.local.contains(&(egress.clone(), uid.clone()))
     }
 
-    /// Those of the gateways on this node that have ever answered.
+    /// Gateways on this node that have ever answered.
     pub(super) fn heard_local(
         &self,
         gateways: &BTreeMap<EgressName, BTreeMap<GatewayUid, Gateway>>,
@@ -93,7 +93,7 @@ impl Holds {
         self.newest.retain(|egress, _| is_kept(egress));
     }
 
-    /// What the gateways on this node hold by the greatest terms that were heard of each address.
+    /// Holds of the gateways on this node. One that another gateway has with a greater term is left out [`SUPERSEDED`] after that was heard.
     pub(super) fn of_local(
         &self,
         gateways: &BTreeMap<EgressName, BTreeMap<GatewayUid, Gateway>>,
@@ -134,7 +134,7 @@ impl Holds {
         gateway.session.state() == State::Standby || (!holds.is_empty() && holds.iter().all(is_superseded))
     }
 
-    /// What a gateway has said with a greater term.
+    /// Hold of another gateway with a greater term, if one was heard.
     fn newer(&self, egress: &EgressName, address: &IpAddr, hold: &Hold) -> Option<&Newest> {
         let newest = self.newest.get(egress)?.get(address)?;
         (newest.hold.term > hold.term).then_some(newest)

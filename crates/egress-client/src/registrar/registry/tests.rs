@@ -192,7 +192,7 @@ fn gateways_that_do_not_answer_leave_unless_all_would() {
     assert_eq!(world.gateways(), [(address(2), false)]);
 }
 
-/// Its kernel forwards: flows that it has may go on, and would end elsewhere.
+/// The kernel of such a gateway forwards: flows that it has may go on, and would end elsewhere.
 #[test]
 fn a_gateway_that_is_unhealthy_gets_no_new_flows_unless_all_would() {
     let mut world = World::new([1, 2]);

@@ -11,9 +11,9 @@ use fairlead_wire::egress::{self as wire, RegisterRequest};
 use super::{Clients, Ended, Refused, Step, Token};
 use crate::registrar::Client;
 
-/// How long the gateway may take to answer a message.
+/// Longest time in which a gateway answers a message.
 const ANSWER: Duration = Duration::from_secs(5);
-/// How long a stream is kept without clients: pods come and go.
+/// Time for which a stream is kept without clients: pods come and go.
 const LINGER: Duration = Duration::from_secs(30);
 /// Most clients in one change; the rest follows in the next.
 const MAX_CHANGE: usize = 512;
@@ -38,15 +38,15 @@ struct Outstanding {
 #[derive(Debug)]
 pub(super) struct Stream {
     since: Instant,
-    /// Of the last message.
+    /// Revision of the last message that was sent; 0 before the first.
     revision: u64,
     outstanding: Option<Outstanding>,
     next: Next,
-    /// To be sent in a Hello.
+    /// Token to be sent in a Hello.
     token: Option<String>,
-    /// `None` while a token is being requested.
+    /// Time at which another token is needed; `None` while one is being requested.
     renew_at: Option<Instant>,
-    /// What the gateway was told, and of whom it refused it: `None`.
+    /// Addresses that the gateway was told, by the client's UID; `None` where it refused them.
     sent: BTreeMap<String, Option<DualStackAddrs>>,
     idle_since: Option<Instant>,
 }
@@ -78,7 +78,7 @@ impl Stream {
         !self.sent.is_empty()
     }
 
-    /// What the gateway has, apart from what it refused.
+    /// Clients that the gateway was told of and has not refused, with their addresses.
     pub(super) fn in_force(&self) -> impl Iterator<Item = (&String, DualStackAddrs)> {
         self.sent.iter().filter_map(|(uid, addresses)| Some((uid, (*addresses)?)))
     }
@@ -145,7 +145,7 @@ impl Stream {
         Step::Wait(retries.chain(self.renew_at).chain(end).min())
     }
 
-    /// What the gateway is to be told, if anything.
+    /// Change that the gateway has to be told, at most [`MAX_CHANGE`] clients each way; `None` if nothing differs.
     fn difference(
         &mut self,
         clients: &Clients,
@@ -198,7 +198,7 @@ impl Stream {
         Ok(Some(message))
     }
 
-    /// The gateway refuses a client; returns what it was told of it.
+    /// The gateway refuses a client; returns the addresses of it that the gateway was told.
     pub(super) fn refuse(&mut self, uid: &str) -> Option<DualStackAddrs> {
         self.sent.get_mut(uid)?.take()
     }

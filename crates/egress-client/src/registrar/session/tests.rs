@@ -141,7 +141,7 @@ fn a_client_that_is_gone_while_there_is_no_stream_is_removed_at_the_gateway() {
     assert!(!world.session.has_clients());
 }
 
-/// Its answer may have been lost.
+/// The gateway may have answered, and the answer may have been lost.
 #[test]
 fn a_client_that_may_have_been_registered_is_removed_at_the_gateway() {
     let mut world = World::new([1]);
@@ -289,7 +289,7 @@ fn changes_are_of_bounded_size() {
     assert_eq!(sizes, [512, 512, 512, 463], "all but the one that it has");
 }
 
-/// What a gateway does with messages, as the contract says.
+/// Model of a gateway that answers messages as the contract says.
 #[derive(Debug, Default)]
 struct Gateway {
     clients: BTreeMap<String, Vec<Vec<u8>>>,
@@ -349,7 +349,7 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// Whatever happens in between: nothing is confirmed that the gateway does not have, and in the end it has exactly the clients.
+    /// The gateway has all clients that are confirmed, whatever happens in between, and in the end exactly the node's clients.
     #[test]
     fn the_gateway_has_what_is_confirmed_and_in_the_end_all_clients(events in prop::collection::vec(event(), 0..60)) {
         let mut world = World::new([]);

@@ -1,4 +1,4 @@
-//! What egress costs an ADD and the memory of the node program, with gateways that this process serves over TLS. They assert no times.
+//! Cost of egress for an ADD and for the memory of the node program, with gateways that this process serves over TLS. No times are asserted.
 
 use std::sync::atomic::{AtomicU16, Ordering};
 

@@ -49,7 +49,7 @@ impl Behaviour {
         [Self::Silent, Self::Flood, Self::Future, Self::Huge, Self::Strangers];
 }
 
-/// What a server was told, and what it does.
+/// Messages that a server has received, and its behaviour.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) behaviour: Behaviour,
@@ -332,7 +332,7 @@ pub(super) async fn silent(address: &str) -> Listening {
     .await
 }
 
-/// What this process has used so far.
+/// Processor time that this process has used so far, in steps of 10 ms.
 pub(super) fn cpu_time() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
