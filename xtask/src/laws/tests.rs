@@ -3,6 +3,7 @@ mod floors;
 mod layers;
 mod list;
 mod modules;
+mod prose;
 mod rings;
 mod sizes;
 mod sources;
@@ -48,7 +49,10 @@ fn violations() -> Result<Vec<Violation>, String> {
     found.extend(rings::violations(&crates));
     found.extend(layers::violations(&crates));
     found.extend(sizes::items(&crates));
-    found.extend(sizes::crates(&line_counts(&tracked)?));
+    let texts = production_texts(&tracked)?;
+    let texts = || texts.iter().map(|(path, text)| (path.as_str(), text.as_str()));
+    found.extend(sizes::crates(&lines_by_crate(texts())));
+    found.extend(prose::violations(texts()));
     let bytes = |path: &String| std::fs::metadata(root().join(path)).map_or(0, |file| file.len());
     found.extend(tree::files(tracked.iter().map(|path| (path.as_str(), bytes(path)))));
     for path in tracked.iter().filter(|path| is_laid_out(path)) {
@@ -68,11 +72,10 @@ fn is_laid_out(path: &str) -> bool {
     path.ends_with(".rs") && place.is_some_and(is_member)
 }
 
-fn line_counts(tracked: &[String]) -> Result<BTreeMap<String, usize>, String> {
+/// Production sources with their paths.
+fn production_texts(tracked: &[String]) -> Result<Vec<(String, String)>, String> {
     let paths = tracked.iter().filter(|path| production_crate(path).is_some());
-    let texts: Vec<(&str, String)> =
-        paths.map(|path| Ok((path.as_str(), read(path)?))).collect::<Result<_, String>>()?;
-    Ok(lines_by_crate(texts.iter().map(|(path, text)| (*path, text.as_str()))))
+    paths.map(|path| Ok((path.clone(), read(path)?))).collect()
 }
 
 /// Normal and build dependencies of the workspace's crates: on one another by directory, on those of others by name.
@@ -219,6 +222,15 @@ fn a_large_crate_is_found() {
     let lines = BTreeMap::from(lines.map(|(name, lines)| (name.to_owned(), lines)));
     let found = [("crates/b".to_owned(), 12_501), ("crates/mesh".to_owned(), 10_001)];
     assert_eq!(subjects(sizes::crates(&lines)), found);
+}
+
+#[test]
+fn doc_comments_that_name_nothing_first_are_found() {
+    let text = "//! What is here.\n\n/// Of the pod.\nuid: String,\n/// UID\n/// Of the pod.\nuid: String,\n\
+                /// Offset.\n// Who knows.\n#[cfg(test)]\nmod tests {\n    /// Its name.\n}\n";
+    let found = |path: &str| subjects(prose::violations([(path, text)]));
+    assert_eq!(found("crates/x/src/a.rs"), [("crates/x".to_owned(), 2)]);
+    assert_eq!(found("crates/x/src/a/tests.rs"), []);
 }
 
 #[test]
