@@ -10,7 +10,7 @@ use crate::EgressName;
 
 /// Bytes that the value of one annotation may have: more than 16 names of the greatest length.
 pub const MAX_VALUE: usize = 4096;
-/// Bytes of a value that an error message has.
+/// Characters of a value that an error message quotes.
 const QUOTED: usize = 64;
 
 /// An annotation that names no gateways.
@@ -19,19 +19,19 @@ const QUOTED: usize = 64;
 pub struct InvalidAnnotation {
     /// Name of the annotation.
     pub annotation: String,
-    /// Its value, or the beginning of a long one.
+    /// Value of the annotation, or the beginning of a long one.
     pub value: String,
-    /// What is wrong with it.
+    /// Error of the value or of the name.
     pub problem: AnnotationProblem,
 }
 
-/// What is wrong with an annotation.
+/// Error of an annotation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AnnotationProblem {
     /// Nothing between two commas, or no value at all.
     #[error("an empty name")]
     EmptyName,
-    /// What follows the prefix cannot be a namespace (RFC 1123, DNS label).
+    /// The text after the prefix cannot be a namespace (RFC 1123, DNS label).
     #[error("{0:?} cannot be the name of a namespace")]
     InvalidNamespace(String),
     /// It cannot be the name of an Egress (RFC 1123, DNS subdomain).
@@ -77,7 +77,7 @@ fn names(namespace: &str, value: &str) -> Result<Vec<String>, AnnotationProblem>
     value.split(',').map(name).collect()
 }
 
-/// What of a text is quoted in messages.
+/// Part of a text that is quoted in messages: at most its first [`QUOTED`] characters.
 fn beginning(text: &str) -> String {
     match text.char_indices().nth(QUOTED) {
         Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),

@@ -17,12 +17,12 @@
 use std::cmp::Reverse;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// What FNV-1a with 64 bits begins with.
+/// Initial value of a hash of FNV-1a with 64 bits: its offset basis.
 pub const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
-/// What FNV-1a with 64 bits multiplies by.
+/// Prime of FNV-1a with 64 bits, by which a hash is multiplied.
 pub const PRIME: u64 = 0x0000_0100_0000_01b3;
 
-/// What a gateway is chosen for.
+/// Key for which a gateway is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Key {
     /// All that a client sends (`sessionAffinity: ClientIP`).

@@ -60,7 +60,7 @@ struct Gateways {
     cluster_ips: DualStackAddrs,
     /// UDP port of the Service.
     port: u16,
-    /// What is reached through the gateways.
+    /// Destinations that are reached through the gateways.
     destinations: Destinations,
     /// UDP source port of what the pod sends.
     source_port: SourcePort,
@@ -71,13 +71,13 @@ struct Gateways {
 /// Destinations of an Egress whose gateways cannot be used: packets to them are refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Unusable {
-    /// What is refused.
+    /// Destinations to which packets are refused.
     destinations: Destinations,
     /// Only connections that the pod opens are refused.
     originating_only: bool,
 }
 
-/// What a client pod has of one address family.
+/// Links and routing of a client pod for one address family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct FamilyPlan {
     /// Links by name.
@@ -85,9 +85,9 @@ struct FamilyPlan {
     routing: ClientRouting,
 }
 
-/// What a pod has of each address family that it has an address of. Of a prefix that is a destination of an Egress of `egresses` and of one
-/// of `unusable`, the former has it. `in_cluster` is what the pod reaches by `eth0` although it may lie in a destination: Service CIDRs,
-/// nodes, pod CIDRs and pools.
+/// Links and routing of a pod, for each address family that it has an address of. A prefix that is a destination of an Egress of `egresses`
+/// and of one of `unusable` goes to the former. `in_cluster` are the ranges that the pod reaches by `eth0` although they may lie in a
+/// destination: Service CIDRs, nodes, pod CIDRs and pools.
 ///
 /// # Errors
 /// All problems. With any of them packets would go where they must not, or nowhere.
@@ -110,7 +110,7 @@ fn routing(
     Ok(DualStack { ipv4, ipv6 })
 }
 
-/// What keeps all pods with addresses of a family from using an Egress, whichever others they use: a destination contains the
+/// Problem that keeps all pods with addresses of a family from using an Egress, whichever others they use: a destination contains the
 /// address of its own Service, or the cluster has more ranges than there are rules for them.
 pub fn problem_of_all_pods(
     egress: &EgressName,

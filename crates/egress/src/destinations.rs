@@ -9,17 +9,17 @@ use ipnet::IpNet;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}[{index}]: {entry:?} is no prefix in CIDR notation, such as {example}")]
 pub struct InvalidDestination {
-    /// The list.
+    /// Name of the list.
     field: &'static str,
     /// Position in the list, from zero.
     pub index: usize,
     /// The entry.
     pub entry: String,
-    /// What could be meant.
+    /// Example of a prefix, if possible the one that could be meant.
     example: String,
 }
 
-/// Where an Egress leads: an address is a destination if one of the prefixes has it and none of the excluded ones.
+/// Destinations of an Egress: an address is one if one of the prefixes has it and none of the excluded ones.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Destinations {
     /// `spec.destinations`, each once, with host bits masked.

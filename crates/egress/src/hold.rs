@@ -1,4 +1,4 @@
-//! Which gateway of an Egress holds a source address: the protocol of one gateway, without I/O. Time is that of its own monotonic clock.
+//! Holds of the source addresses of an Egress: the protocol of one gateway, without I/O. Time is that of its own monotonic clock.
 //!
 //! Source addresses are numbered as slots, and a gateway holds a slot with all of its addresses. Each slot has a Lease. Who is named there
 //! has the slot with the Lease's term, and may use it until 1.8 s ([`VALIDITY`]) after
@@ -44,39 +44,39 @@ pub use message::{Answer, Claim, Condition, Heartbeat, Lease, Outcome, Report, W
 
 use slot::Slot;
 
-/// How long a hold lasts after the heartbeat or write that confirms it began.
+/// Time for which a hold lasts after the heartbeat or write that confirms it began.
 pub const VALIDITY: Duration = Duration::from_millis(1800);
-/// How long a promise lasts, and how long a Lease must be seen unchanged.
+/// Time for which a promise lasts, and for which a Lease must be seen unchanged.
 pub const PROMISE: Duration = Duration::from_secs(2);
 /// Interval of heartbeats.
 pub const HEARTBEAT: Duration = Duration::from_millis(250);
-/// A member that has not answered for this long is not reachable.
+/// Time after which a member that has not answered is not reachable.
 pub const SILENCE: Duration = Duration::from_millis(700);
-/// After a write of a Lease has succeeded, the API server is expected to take another one for this long.
+/// Time for which the API server is expected to take another write of a Lease after one has succeeded.
 const WRITABLE: Duration = Duration::from_secs(1);
-/// How long the gateway that hands a slot over goes on using it, until routers, hosts and clients send to the next one.
+/// Time for which the gateway that hands a slot over goes on using it, until routers, hosts and clients send to the next one.
 const LINGER: Duration = Duration::from_millis(900);
 /// Interval of writes of a Lease.
 pub const WRITE: Duration = Duration::from_millis(500);
-/// How long a gateway must be a member before it takes a slot that was not released: others may hear of it late.
+/// Time for which a gateway must be a member before it takes a slot that was not released: others may hear of it late.
 pub const JOIN: Duration = Duration::from_secs(4);
-/// Heartbeats whose answers count.
+/// Number of heartbeats whose answers count.
 const REMEMBERED: u64 = 16;
 /// The greatest term that a Lease can have (`spec.leaseTransitions` is an int32). Then it stays the same with further holders.
 const MAX_TERM: u64 = i32::MAX.unsigned_abs() as u64;
 
-/// What is known of another gateway.
+/// State of another gateway, as it has said it.
 #[derive(Debug, Clone, Default)]
 struct Member {
-    /// When it last answered or sent.
+    /// Time at which it last answered or sent.
     heard: Option<Duration>,
-    /// Since when it has been ready to take slots.
+    /// Time since when it has been ready to take slots.
     ready_since: Option<Duration>,
     is_healthy: bool,
     held: u32,
     /// Slots of which it has a copy of the connections.
     copies: BTreeSet<u32>,
-    /// By slot: what it has promised to others, or holds itself.
+    /// Slots that it has promised to others, or holds itself.
     blocks: BTreeMap<u32, Block>,
 }
 
@@ -86,24 +86,24 @@ struct Block {
     until: Duration,
 }
 
-/// What this gateway is to do now.
+/// Actions of this gateway that are due.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Actions {
-    /// To be sent to all other members.
+    /// Heartbeat to be sent to all other members.
     pub heartbeat: Option<Heartbeat>,
-    /// To be tried; [`Hold::written`] is to hear of each.
+    /// Writes to be tried; [`Hold::written`] is to hear of each.
     pub writes: Vec<Write>,
 }
 
-/// How this gateway got a slot.
+/// Cause by which this gateway got a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Cause {
     /// No gateway held it: none had before, or it was released.
     #[default]
     Free,
-    /// Its holder was silent.
+    /// The holder was silent.
     Failure,
-    /// Its holder gave it up while it could be heard, and may go on using it for [`LINGER`].
+    /// The holder gave it up while it could be heard, and may go on using it for [`LINGER`].
     Handover,
     /// This gateway held it before its program started.
     Restart,
@@ -112,9 +112,9 @@ pub enum Cause {
 /// A slot that may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
-    /// Its term.
+    /// Term of the hold.
     pub term: u64,
-    /// Until when it may be used, unless it is confirmed again.
+    /// Time until which it may be used, unless it is confirmed again.
     pub until: Duration,
 }
 
@@ -125,17 +125,17 @@ pub struct Hold {
     members: BTreeMap<String, Member>,
     /// Whether the API server has said who the members are.
     is_known: bool,
-    /// Since when this gateway has been a member.
+    /// Time since when this gateway has been a member.
     joined: Option<Duration>,
     slots: BTreeMap<u32, Slot>,
     sequence: u64,
-    /// When heartbeats were sent.
+    /// Times at which heartbeats were sent, by their sequence numbers.
     sent: BTreeMap<u64, Duration>,
     /// `None` until the data path can forward.
     healthy: Option<bool>,
     draining: bool,
     copies: BTreeSet<u32>,
-    /// How slots were got since this was asked last.
+    /// Slots that were got since the last call of [`Hold::taken`], each with the cause.
     taken: Vec<(u32, Cause)>,
 }
 
@@ -157,7 +157,7 @@ impl Hold {
         }
     }
 
-    /// How many slots there are. Others are out of use at once.
+    /// Sets the number of slots. Others are out of use at once.
     pub fn set_slots(&mut self, count: u32) {
         self.slots.retain(|slot, _| *slot < count);
         for slot in 0..count {
@@ -165,9 +165,9 @@ impl Hold {
         }
     }
 
-    /// The data path can forward; whether the network behind it answers. A gateway that is not healthy hands its slots over to one that is, and
-    /// takes a slot only while no gateway that answers is healthy. One of which this has not been said yet takes none, and keeps what its earlier
-    /// process held.
+    /// Tells that the data path can forward, and whether the network behind it answers. A gateway that is not healthy hands its slots over to
+    /// one that is, and takes a slot only while no gateway that answers is healthy. One of which this has not been said yet takes none, and
+    /// keeps what its earlier process held.
     pub fn set_healthy(&mut self, healthy: bool) {
         self.healthy = Some(healthy);
     }
@@ -248,7 +248,7 @@ impl Hold {
         }
     }
 
-    /// What became of a write.
+    /// Takes the outcome of a write.
     pub fn written(&mut self, write: &Write, outcome: Outcome, now: Duration) {
         if let Some(slot) = self.slots.get_mut(&write.slot)
             && let Some(cause) = slot.written(&self.own, write, outcome, now)
@@ -257,7 +257,7 @@ impl Hold {
         }
     }
 
-    /// How slots were got since the last call.
+    /// Slots that were got since the last call, each with the cause.
     pub fn taken(&mut self) -> Vec<(u32, Cause)> {
         std::mem::take(&mut self.taken)
     }
@@ -284,7 +284,7 @@ impl Hold {
         slots.map(|(number, _)| *number).collect()
     }
 
-    /// What is to be done now.
+    /// Actions that are due now.
     pub fn tick(&mut self, now: Duration) -> Actions {
         let mut actions = Actions::default();
         if !self.is_known {
@@ -347,7 +347,7 @@ impl Hold {
         }
     }
 
-    /// What is held and was not handed over.
+    /// Slots that this gateway holds and has not handed over.
     fn claimed(&self, now: Duration) -> impl Iterator<Item = Held> {
         let claims = self.slots.values().filter(|slot| self.is_known && slot.claim().is_some());
         claims.filter_map(move |slot| slot.held(&self.members, now))
@@ -368,7 +368,7 @@ impl Hold {
             condition.copies.iter().filter(|slot| self.slots.contains_key(slot)).copied().collect();
     }
 
-    /// Since when members have been silent, for metrics: the age of the older confirmation of each held slot.
+    /// Time since when members have been silent, for metrics: the age of the older confirmation of each held slot.
     pub fn since_confirmed(&self, now: Duration) -> Option<Duration> {
         self.claimed(now).map(|held| now.saturating_add(VALIDITY).saturating_sub(held.until)).max()
     }

@@ -38,14 +38,14 @@ use std::fmt;
 /// An Egress by its namespace and name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EgressName {
-    /// Its namespace.
+    /// Namespace of the Egress.
     pub namespace: String,
-    /// Its name, which is also that of its Service.
+    /// Name of the Egress, which is also that of its Service.
     pub name: String,
 }
 
 impl EgressName {
-    /// From `NAMESPACE/NAME`; `None` if it is not of that form.
+    /// Reads `NAMESPACE/NAME`; `None` if the text is not of that form.
     pub fn parse(text: &str) -> Option<Self> {
         let (namespace, name) = text.split_once('/')?;
         Some(Self { namespace: namespace.to_owned(), name: name.to_owned() })

@@ -1,11 +1,11 @@
-//! What `/connections` of a gateway is asked: who used an address and port outside.
+//! Queries of `/connections` of a gateway: who used an address and port outside.
 
 use std::net::IpAddr;
 
 use jiff::Timestamp;
 use percent_encoding::percent_decode_str;
 
-/// Longest query.
+/// Longest query in bytes.
 const MAX_QUERY: usize = 500;
 
 /// An address and port outside, and a time.
@@ -13,14 +13,14 @@ const MAX_QUERY: usize = 500;
 pub struct Query {
     /// The source that was seen outside.
     pub outside: (IpAddr, u16),
-    /// When, in milliseconds since 1970.
+    /// Time of use, in milliseconds since 1970; `None` if the query has none.
     pub at: Option<i64>,
 }
 
 /// Reads `address=ADDRESS&port=PORT`, and `at=TIME` (RFC 3339).
 ///
 /// # Errors
-/// What is wrong with it.
+/// Reason why it is no such query, in words.
 pub fn parse(text: &str) -> Result<Query, String> {
     if text.len() > MAX_QUERY {
         return Err("the query is too long".to_owned());

@@ -29,7 +29,7 @@ use crate::destinations::{Destinations, InvalidDestination};
 pub(crate) use deployment::arguments;
 pub use service::take_back_ports;
 
-/// What gateways have that their Egress does not say.
+/// Properties of gateways that their Egress does not say.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Defaults {
     /// The image of gateways, if it is known.
@@ -41,17 +41,17 @@ pub struct Defaults {
 /// The objects of one Egress.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Objects {
-    /// The gateways.
+    /// Deployment of the gateways.
     pub deployment: Deployment,
-    /// How clients reach them.
+    /// Service by which clients reach the gateways.
     pub service: Service,
-    /// How many gateways an eviction must keep, if the Egress says so. Else there must be none.
+    /// Limit on evictions of gateways, if the Egress says one. Otherwise there must be no such object.
     pub disruption_budget: Option<PodDisruptionBudget>,
     /// The Deployment with all fields of the template, also those that this build does not know.
     pub deployment_to_apply: Value,
 }
 
-/// Why an Egress has no objects.
+/// Reason why an Egress has no objects.
 #[derive(Debug, thiserror::Error)]
 pub enum ObjectsError {
     /// It has no image for gateways.
@@ -87,7 +87,7 @@ impl ObjectsError {
 /// The objects of an Egress.
 ///
 /// # Errors
-/// Why it cannot have gateways.
+/// Reason why it cannot have gateways.
 pub fn objects(egress: &Egress, defaults: &Defaults) -> Result<Objects, ObjectsError> {
     let name = name(egress);
     if !is_service_name(name) {

@@ -1,4 +1,4 @@
-//! What the Egress asks of its gateways beside destinations: probes, limits and logs.
+//! Options that an Egress sets for its gateways beside destinations: probes, limits and logs.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,18 +11,18 @@ use fairlead_api::resources::{EgressHealthCheck, EgressSpec};
 /// See the module.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Options {
-    /// What is probed; `None` probes nothing.
+    /// Probes of the gateway; `None` is none.
     pub health: Option<HealthCheck>,
-    /// How many connections a client address may have at a time.
+    /// Most connections that a client address may have at a time; `None` if the Egress sets no limit.
     pub max_connections: Option<u32>,
     /// Whether a log line is written for each connection that ends.
     pub log_connections: bool,
 }
 
-/// What is probed, and how often.
+/// Targets and rate of probes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// One that answers suffices.
+    /// Targets of which one that answers suffices.
     pub targets: BTreeSet<Target>,
     /// Time between two probes.
     pub interval: Duration,
@@ -77,7 +77,7 @@ impl fmt::Display for Target {
 }
 
 impl HealthCheck {
-    /// What can be probed of it, if anything can, and what cannot.
+    /// Health check of the targets that can be probed, if there are any, and the others.
     fn read(check: &EgressHealthCheck) -> (Option<Self>, Vec<InvalidTarget>) {
         let mut targets = BTreeSet::new();
         let mut invalid = Vec::new();
@@ -94,7 +94,7 @@ impl HealthCheck {
 }
 
 impl Options {
-    /// What the Egress says, and which of its targets cannot be probed: the others are.
+    /// Options of an Egress, and its targets that cannot be probed: the others are.
     pub fn read(spec: &EgressSpec) -> (Self, Vec<InvalidTarget>) {
         let (health, invalid) = spec.health_check.as_ref().map(HealthCheck::read).unwrap_or_default();
         let max_connections = spec.max_connections_per_client.filter(|most| *most > 0);

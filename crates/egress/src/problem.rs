@@ -1,4 +1,4 @@
-//! Why a pod does not use the egress gateways that it asks for.
+//! Problems that keep a pod from using the egress gateways that it asks for.
 
 use std::fmt;
 
@@ -103,13 +103,13 @@ impl EgressReason {
     }
 }
 
-/// What is wrong with the egress of one pod.
+/// Problem with the egress of one pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 #[error("{message}")]
 pub struct EgressProblem {
-    /// Its kind.
+    /// Kind of the problem.
     pub reason: EgressReason,
-    /// What is wrong, with what, and what to do.
+    /// Message for the user: the error, its object, and what to do about it.
     pub message: String,
 }
 

@@ -1,4 +1,4 @@
-//! How a node program proves to a gateway which node it runs on (`fairlead_wire::egress`).
+//! Tokens by which a node program proves to a gateway which node it runs on (`fairlead_wire::egress`).
 //!
 //! It asks the API server for a token of its own ServiceAccount, bound to its pod, whose audience names the gateway's Egress and the
 //! public key of the certificate that the gateway has just presented. The gateway has the API server review the token for this
@@ -13,9 +13,9 @@ use crate::EgressName;
 
 /// Longer tokens are refused unread. Those of Kubernetes have about 1 KiB.
 pub const MAX_TOKEN: usize = 8 << 10;
-/// The longest that a token counts, whatever it says: Kubernetes extends no token of a pod further.
+/// Longest time for which a token counts, whatever it says: Kubernetes extends no token of a pod further.
 pub const MAX_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
-/// The shortest: a node program needs a moment to send another.
+/// Shortest time for which a token counts: a node program needs a moment to send another.
 pub const MIN_LIFETIME: Duration = Duration::from_secs(60);
 
 /// SHA-256 (FIPS 180-4) of the SubjectPublicKeyInfo of a certificate (RFC 5280, section 4.1), in DER.
@@ -27,15 +27,15 @@ pub fn audience(egress: &EgressName, key: &PublicKeyHash) -> String {
     format!("egress.coil.cybozu.com/{}/{}/{key}", egress.namespace, egress.name)
 }
 
-/// What a token says (RFC 7519); nothing is verified. `None` if it is none, or longer than [`MAX_TOKEN`].
+/// Claims of a token (RFC 7519); nothing is verified. `None` if the text is no token, or longer than [`MAX_TOKEN`].
 pub fn claims(token: &str) -> Option<serde_json::Value> {
     let payload = token.split('.').nth(1).filter(|_| token.len() <= MAX_TOKEN)?;
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()
 }
 
-/// How long a token that the API server has just accepted still counts, by its claims `iat` and `exp` (RFC 7519, section 4.1), at `now` in
-/// seconds since the epoch. With a wrong clock here, at most as long as it was issued for, and at least [`MIN_LIFETIME`]. `None` if it
-/// has no such claims.
+/// Time for which a token that the API server has just accepted still counts, by its claims `iat` and `exp` (RFC 7519, section 4.1), at
+/// `now` in seconds since the epoch. With a wrong clock here, at most as long as it was issued for, and at least [`MIN_LIFETIME`]. `None` if
+/// it has no such claims.
 pub fn lifetime(token: &str, now: u64) -> Option<Duration> {
     let (issued, expires) = issue(token)?;
     let whole = expires.saturating_sub(issued);
@@ -44,14 +44,15 @@ pub fn lifetime(token: &str, now: u64) -> Option<Duration> {
     Some(Duration::from_secs(left).clamp(MIN_LIFETIME, MAX_LIFETIME))
 }
 
-/// How long a token that was issued just now counts, whatever the clock here says. `None` as for [`lifetime`].
+/// Lifetime of a token that was issued just now, whatever the clock here says. `None` as for [`lifetime`].
 pub fn issued_for(token: &str) -> Option<Duration> {
     let (issued, expires) = issue(token)?;
     Some(Duration::from_secs(expires.saturating_sub(issued)))
 }
 
-/// By how many seconds at least a clock that shows `now` is ahead of the API server's (positive) or behind it, which has just accepted the
-/// token. Zero if by this clock it was issued within [`MIN_LIFETIME`]; `None` if it shows neither, as an older token does.
+/// Least error in seconds of a clock that shows `now` while the API server accepts the token: positive if it is ahead of the API server's,
+/// negative if it is behind. Zero if by this clock the token was issued within [`MIN_LIFETIME`]; `None` if it shows neither, as an older
+/// token does.
 pub fn clock_error(token: &str, now: u64) -> Option<i64> {
     let (issued, expires) = issue(token)?;
     if now.abs_diff(issued) <= MIN_LIFETIME.as_secs() {

@@ -1,4 +1,4 @@
-//! Which Egresses select a pod (`spec.selectors`).
+//! Selection of pods by Egresses (`spec.selectors`).
 
 use std::collections::{BTreeMap, BTreeSet};
 

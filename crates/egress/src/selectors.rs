@@ -19,11 +19,11 @@ pub type Labels = BTreeMap<String, String>;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("spec.selectors[{at}].{which}: {problem}; this selector selects no pod")]
 pub struct InvalidSelector {
-    /// Its place in the list.
+    /// Position in the list, from zero.
     pub at: usize,
     /// `namespaceSelector` or `podSelector`.
     pub which: &'static str,
-    /// What is wrong.
+    /// Error of the selector, in words.
     pub problem: String,
 }
 
@@ -43,7 +43,7 @@ struct PodSelector {
 
 type Requirements = Vec<Requirement>;
 
-/// What a label must be.
+/// Requirement that a label has to meet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Requirement {
     In(String, BTreeSet<String>),
@@ -72,12 +72,12 @@ pub struct Candidate<'a> {
     pub namespace_labels: Option<&'a Labels>,
     /// Annotations of its Namespace.
     pub namespace_annotations: Option<&'a Labels>,
-    /// Its labels.
+    /// Labels of the pod.
     pub labels: Option<&'a Labels>,
 }
 
 impl PodSelectors {
-    /// Those of an Egress, and which of them are left out.
+    /// Selectors of an Egress, and those that are left out.
     pub fn of(spec: &EgressSpec) -> (Self, Vec<InvalidSelector>) {
         Self::new(spec.selectors.as_deref().unwrap_or_default(), spec.allowed_namespaces.as_deref())
     }

@@ -23,7 +23,7 @@ pub use leases::{
 pub use permission::{Claimed, Ranges, Refusal, permit};
 pub use plan::{Plan, Resting, plan};
 
-/// How long an address rests after the Lease that had it is gone: a gateway that hears of nothing any more stops its use within that.
+/// Time for which an address rests after the Lease that had it is gone: a gateway that hears of nothing any more stops its use within that.
 pub const REUSE: Duration = Duration::from_secs(3);
 
 /// The addresses of each slot, as they are listed. Texts that are no address are left out.
@@ -50,7 +50,7 @@ fn parsed(texts: &[String]) -> Vec<IpAddr> {
     texts.iter().filter_map(|text| text.parse().ok()).collect()
 }
 
-/// What the status says of slots.
+/// Slots as the status lists them, each with the gateway pod that holds it.
 pub fn status(slots: &[Vec<IpAddr>], holders: &[Option<String>]) -> Vec<EgressSourceAddress> {
     let holders = holders.iter().cloned().chain(std::iter::repeat(None));
     let slot = |(addresses, gateway): (&Vec<IpAddr>, Option<String>)| EgressSourceAddress {

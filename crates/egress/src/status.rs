@@ -1,4 +1,4 @@
-//! What the status of an Egress says.
+//! Status of an Egress.
 
 use fairlead_api::conditions;
 use fairlead_api::names::{EGRESS_COMPONENT, FOU_PORT};
@@ -15,34 +15,34 @@ pub const READY: &str = "Ready";
 
 /// Type of the condition that says whether `spec.selectors` make sense; an Egress without them has none.
 pub const SELECTORS_VALID: &str = "SelectorsValid";
-/// Its reason, and that of Events, for a selector that selects nothing.
+/// Reason of that condition, and of Events, for a selector that selects nothing.
 pub const SELECTOR_INVALID: &str = "SelectorInvalid";
 
-/// What is wrong with `spec.selectors`: reason and message.
+/// Reason and message for invalid `spec.selectors`; `None` if all are valid.
 pub fn invalid_selectors(egress: &Egress) -> Option<(&'static str, String)> {
     let (_, invalid) = PodSelectors::of(&egress.spec);
     let messages: Vec<String> = invalid.iter().map(ToString::to_string).collect();
     (!messages.is_empty()).then(|| (SELECTOR_INVALID, messages.join("; ")))
 }
 
-/// Why an Egress is ready or not.
+/// Readiness of an Egress, and the reason for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// Whether gateways can be used.
     pub ready: bool,
-    /// Why, as one CamelCase word.
+    /// Reason as one CamelCase word.
     pub reason: &'static str,
-    /// Why, as a sentence.
+    /// Reason as a sentence.
     pub message: String,
 }
 
 impl Finding {
-    /// Something keeps the gateways from being deployed as the Egress says.
+    /// Problem that keeps the gateways from being deployed as the Egress says.
     pub fn problem(reason: &'static str, message: String) -> Self {
         Self { ready: false, reason, message }
     }
 
-    /// What the Deployment says; `None` before it is there.
+    /// Readiness by the Deployment's status; without a Deployment no gateway is available.
     pub fn of(egress: &Egress, deployment: Option<&Deployment>) -> Self {
         let status = deployment.and_then(|deployment| deployment.status.as_ref());
         let (available, wanted) = (available(status), egress.spec.replicas);
@@ -63,14 +63,14 @@ impl Finding {
         Self { ready, reason, message }
     }
 
-    /// With why some gateways are not available, also where enough are: those of a rollout that does not get on.
+    /// Adds why some gateways are not available, also where enough are: those of a rollout that does not get on.
     pub fn because(mut self, reason: &str, cause: &str) -> Self {
         self.message = format!("{}; {reason}: {cause}", self.message);
         self
     }
 }
 
-/// That gateways are killed before the time for their flows is over.
+/// Warning that gateways are killed before the time for their flows is over.
 fn short_grace(egress: &Egress) -> Option<String> {
     let template = egress.spec.template.as_ref()?.spec.as_ref()?;
     let grace = template.get("terminationGracePeriodSeconds")?.as_i64()?;
@@ -82,7 +82,7 @@ fn short_grace(egress: &Egress) -> Option<String> {
     })
 }
 
-/// That arguments of the template, which replace all, leave out what the Egress says.
+/// Warning that arguments of the template, which replace all, leave out what the Egress says.
 fn replaced_arguments(egress: &Egress) -> Option<String> {
     let template = egress.spec.template.as_ref()?.spec.as_ref()?;
     let containers = template.get("containers")?.as_array()?;
@@ -101,7 +101,7 @@ fn replaced_arguments(egress: &Egress) -> Option<String> {
     })
 }
 
-/// What the Deployment says of pods that it cannot make or that do not become available.
+/// Message of the Deployment about pods that it cannot make or that do not become available.
 fn failure(status: &DeploymentStatus) -> Option<String> {
     let failed = |type_: &str, value: &str| {
         let mut all = status.conditions.iter().flatten();
@@ -147,7 +147,7 @@ pub fn due(
     (!is_there).then_some(wanted)
 }
 
-/// What the condition about selectors says; `None` without selectors.
+/// Finding for the condition about selectors; `None` without selectors.
 fn selectors(egress: &Egress) -> Option<Finding> {
     egress.spec.selectors.as_ref()?;
     let valid = || Finding {

@@ -81,7 +81,7 @@ fn kept_options_never_panic_and_some_are_good() {
     );
 }
 
-/// What the target `egress_selectors` makes of an input: how many selectors are invalid, and whether the pod is selected.
+/// Result of the target `egress_selectors` for an input: how many selectors are invalid, and whether the pod is selected.
 fn selected(text: &str) -> Option<(usize, bool)> {
     let mut parts = text.splitn(7, '\n');
     let mut part = || parts.next().unwrap_or_default();

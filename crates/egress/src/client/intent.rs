@@ -1,4 +1,4 @@
-//! What is to be done with an attachment, by its pod and the cluster.
+//! Intent for an attachment, by its pod and the cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ pub enum Intent {
     Ended,
     /// It forwards for clients.
     Gateway(Option<EgressProblem>),
-    /// What it has stays, for what it asks for now cannot be.
+    /// The present state stays, for what the pod asks for now cannot be.
     Keep(EgressProblem),
     /// It should have nothing of egress.
     Nothing,
@@ -50,7 +50,7 @@ pub struct Knowledge<'a> {
     pub is_disabled: bool,
     /// The Egresses that select the pod; `None` is not known yet.
     pub selected: Option<BTreeSet<EgressName>>,
-    /// `None` is not known yet.
+    /// Egresses and Services of the cluster; `None` is not known yet.
     pub cluster: Option<&'a Cluster>,
 }
 

@@ -22,7 +22,7 @@ pub enum SourcePort {
 /// A tunnel of IPv4 in IPv4 (kind `ipip`) or of IPv6 in IPv6 (kind `ip6tnl`), in UDP packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Link {
-    /// Its name, from the remote address.
+    /// Name of the link, derived from the remote address.
     pub(super) name: String,
     /// The pod's address.
     pub(super) local: IpAddr,

@@ -1,4 +1,4 @@
-//! What a client pod should have, by what is known of the cluster. Pure.
+//! Plan of a client pod's routing and tunnels, by what is known of the cluster. Pure.
 //!
 //! [`plan`] says what packets of the pod should find; [`desired`] adds where they go now. A part of what a pod asks for may not
 //! work: an Egress is unknown, forbidden, or has no Service. Then the pod has no link to its gateways, and packets to its
@@ -27,7 +27,7 @@ const MAX_ANSWERING: usize = 256;
 pub struct Cluster {
     /// Egresses by name.
     pub egresses: BTreeMap<EgressName, KnownEgress>,
-    /// Of Egresses that do not say `spec.originatingOnly`: the flag of the node program.
+    /// Default of `spec.originatingOnly` for Egresses that do not set it: the flag of the node program.
     pub originating_only: bool,
 }
 
@@ -50,18 +50,18 @@ impl Cluster {
 /// An Egress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownEgress {
-    /// Its destinations, or why they cannot be read.
+    /// Destinations, or the reason why they cannot be read.
     pub destinations: Result<Destinations, String>,
     /// UDP source port of the tunnels of its clients.
     pub source_port: SourcePort,
     /// Replies to connections that others open leave by `eth0`; `None` is as the node program has it.
     pub originating_only: Option<bool>,
-    /// What a pod reaches by `eth0` although it may lie in a destination (`status.clusterRanges`); `None` before it is written. Only pods that
-    /// use the Egress go by it, so that who can write one status cannot open a way for the packets of others.
+    /// Ranges that a pod reaches by `eth0` although they may lie in a destination (`status.clusterRanges`); `None` before they are written.
+    /// Only pods that use the Egress go by it, so that who can write one status cannot open a way for the packets of others.
     pub cluster_ranges: Option<Vec<IpNet>>,
     /// Namespaces of the pods that may use it; `None` is all.
     pub allowed_namespaces: Option<BTreeSet<String>>,
-    /// Its Service; `None` while there is none.
+    /// Service of the gateways; `None` while there is none.
     pub service: Option<KnownService>,
 }
 
@@ -81,11 +81,11 @@ pub struct KnownService {
 /// A pod that asks for gateways.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asking {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
     /// The Egresses that its annotations name, and that select it.
     pub chosen: BTreeSet<EgressName>,
-    /// Its addresses.
+    /// Addresses of the pod, at most one of each family.
     pub addresses: DualStackAddrs,
     /// MTU of its `eth0` in bytes.
     pub mtu: u32,
@@ -102,7 +102,7 @@ pub struct Plan {
     pub usable: BTreeSet<EgressName>,
     /// Destinations of an unknown Egress are not known any more: those in the kernel count.
     pub keeps_destinations: bool,
-    /// What cannot be used, and why.
+    /// Problems with the Egresses that cannot be used.
     pub problems: Vec<EgressProblem>,
 }
 
@@ -165,7 +165,7 @@ pub fn usable<'a>(
 /// Plans what a pod should have.
 ///
 /// # Errors
-/// What it asks for contradicts itself: with any part of it packets would go where they must not. What the pod has must then stay.
+/// Contradiction in what it asks for: with any part of it packets would go where they must not. What the pod has must then stay.
 pub fn plan(cluster: &Cluster, pod: &Asking) -> Result<Plan, EgressProblem> {
     let mut gateways = BTreeMap::new();
     let (mut problems, mut keeps_destinations) = (Vec::new(), false);
@@ -257,7 +257,7 @@ pub struct Tunnel {
     pub local: IpAddr,
     /// UDP source port; `None` is one for each flow.
     pub source_port: Option<u16>,
-    /// How a gateway is chosen; `None` leaves it to the Service.
+    /// Gateways, and how one is chosen for a flow; `None` leaves that to the Service.
     pub service: Option<Service>,
     /// Gateways that may answer with their own addresses, be they chosen or not.
     pub answering: Vec<IpAddr>,
@@ -341,7 +341,7 @@ pub fn desired(plan: &Plan, way: impl Fn(&EgressName) -> Way) -> Option<Desired>
     Some(Desired { port, tunnels, routing, keeps_destinations })
 }
 
-/// Those of the Service's family, those that take new flows first, at most as many as a Service can have.
+/// Gateways of the Service's family, those that take new flows first, at most as many as a Service can have.
 fn of_family(mut gateways: Vec<Gateway>, cluster_ip: IpAddr) -> Vec<Gateway> {
     gateways.retain(|gateway| IpFamily::of(gateway.address) == IpFamily::of(cluster_ip));
     gateways.sort_by_key(|gateway| (gateway.is_draining, gateway.address));

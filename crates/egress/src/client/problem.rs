@@ -1,4 +1,4 @@
-//! Why a client pod cannot be routed.
+//! Reasons why a client pod cannot be routed.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use ipnet::IpNet;
 
 use crate::EgressName;
 
-/// Why a client pod cannot be routed to the gateways that it asks for.
+/// Reason why a client pod cannot be routed to the gateways that it asks for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// Packets do not fit through a tunnel.
@@ -33,7 +33,7 @@ pub enum Problem {
     NoServiceAddress {
         /// The Egress.
         egress: EgressName,
-        /// What is missing.
+        /// Address family that the Service lacks.
         family: IpFamily,
     },
     /// The names of links to two Services are the same, by coincidence.
@@ -72,15 +72,15 @@ pub enum Problem {
         RULE_PRIORITIES_EGRESS_IN_CLUSTER.count()
     )]
     TooManyRanges {
-        /// Their family.
+        /// Address family of the ranges.
         family: IpFamily,
-        /// How many there are.
+        /// Number of the ranges.
         ranges: usize,
     },
 }
 
 impl Problem {
-    /// What it is, as one CamelCase word: for conditions and Events of Egresses.
+    /// Reason as one CamelCase word: for conditions and Events of Egresses.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::MtuTooSmall { .. } => "MtuTooSmall",

@@ -1,4 +1,4 @@
-//! Which connections that others open to a client pod are answered by `eth0` although their peers are destinations of an Egress: those
+//! Connections that others open to a client pod and that `eth0` answers although their peers are destinations of an Egress: those
 //! of peers that the pod reaches through an Egress with `spec.originatingOnly`.
 
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ pub fn replies_by_uplink(family: IpFamily, routes: &[ClientRoute]) -> IntervalSe
     union(&of_table(family, &narrow, |it| it == Some(true)), &by_wide)
 }
 
-/// Those whose longest route is such a one. The routes are ordered by their length, each with whether it is of an Egress that only takes
+/// Addresses whose longest route is such a one. The routes are ordered by their length, each with whether it is of an Egress that only takes
 /// connections which the pod opens; `None` for those that leave packets to the rules after the table.
 fn of_table(
     family: IpFamily,

@@ -12,7 +12,7 @@ use super::rules::table_of;
 use crate::EgressName;
 use crate::destinations::Destinations;
 
-/// What one Egress wants of the pod's routes.
+/// Claim of one Egress to routes of the pod.
 #[derive(Debug, Clone)]
 pub(super) struct Claim<'a> {
     /// The Egress; `None` if its gateways cannot be used.
@@ -98,7 +98,7 @@ impl<'a> Claims<'a> {
         routes
     }
 
-    /// Where packets to a prefix go, by the claims on what is around it, the longest first.
+    /// Target of packets to a prefix, by the claims on what is around it, the longest first, and whether it is only for connections of the pod.
     fn target(&self, prefix: IpNet, around: &[&Vec<usize>]) -> (Target, bool) {
         for indexes in around {
             let claims = indexes.iter().filter_map(|index| self.claims.get(*index));

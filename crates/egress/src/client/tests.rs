@@ -326,7 +326,7 @@ fn is_in(ranges: &[&str], address: IpAddr) -> bool {
 const LINK_LOCAL: &[&str] = &["169.254.0.0/16", "fe80::/10"];
 const PRIVATE: &[&str] = &["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"];
 
-/// Where a packet is to go.
+/// Destination of a packet that does not leave by `eth0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Way {
     Refused,
@@ -334,7 +334,7 @@ enum Way {
     Tunnel(IpAddr),
 }
 
-/// Where a packet is to go; `None` for `eth0`.
+/// Destination that a packet should have; `None` for `eth0`.
 fn model(
     egresses: &BTreeMap<EgressName, Gateways>,
     unusable: &[Unusable],

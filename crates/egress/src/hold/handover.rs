@@ -1,11 +1,11 @@
-//! Which slots a gateway hands over, and to which others.
+//! Choice of the slots that a gateway hands over, and of the gateways that get them.
 
 use std::time::Duration;
 
 use super::slot::Slot;
 use super::{Hold, Member, is_heard};
 
-/// How long a gateway must have been ready before another one hands a slot over to it, to share the slots.
+/// Time for which a gateway must have been ready before another one hands a slot over to it, to share the slots.
 const SETTLED: Duration = Duration::from_secs(10);
 
 impl Hold {

@@ -1,4 +1,4 @@
-//! What gateways say to each other, and what they read and write at the API server.
+//! Messages between gateways, and their reads and writes of Leases at the API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,53 +8,53 @@ use std::time::Duration;
 pub struct Claim {
     /// The slot.
     pub slot: u32,
-    /// With this term.
+    /// Term of the hold.
     pub term: u64,
 }
 
-/// What a gateway says of itself.
+/// Condition of a gateway, as it says it itself.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Condition {
     /// Whether it may take slots.
     pub ready: bool,
     /// Whether the network behind it answers. If not, others come first.
     pub healthy: bool,
-    /// How many slots it holds.
+    /// Number of slots that it holds and has not handed over.
     pub held: u32,
     /// Slots of which it has a full copy of the holder's connections.
     pub copies: BTreeSet<u32>,
 }
 
-/// What a gateway sends to all others, every [`super::HEARTBEAT`].
+/// Message of a gateway to all others, every [`super::HEARTBEAT`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Heartbeat {
     /// Counted from 1 by the sender's process; the answer has it.
     pub sequence: u64,
-    /// What it claims.
+    /// Slots that the sender claims.
     pub claims: Vec<Claim>,
-    /// What the sender says of itself.
+    /// Condition of the sender.
     pub condition: Condition,
 }
 
 /// The answer to a heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Answer {
-    /// That of the heartbeat.
+    /// Sequence number of the heartbeat.
     pub sequence: u64,
-    /// What the sender says of itself.
+    /// Condition of the sender.
     pub condition: Condition,
-    /// Of each slot that its sender knows.
+    /// Reports on all slots that the sender knows.
     pub slots: BTreeMap<u32, Report>,
 }
 
-/// What a gateway knows of a slot.
+/// Report of a gateway on a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Report {
     /// The greatest term that it knows.
     pub term: u64,
     /// Whether it promises what the heartbeat asks for.
     pub promised: bool,
-    /// How long from now it, or another to which it has promised so, has the slot.
+    /// Time from now for which it, or another to which it has promised so, has the slot; `None` if it knows of none.
     pub blocked: Option<Duration>,
 }
 
@@ -67,11 +67,11 @@ pub struct Lease {
     pub holder: Option<String>,
     /// `spec.leaseTransitions`
     pub term: u64,
-    /// Who is to take what was released.
+    /// Gateway that is to take the slot after it was released.
     pub successor: Option<String>,
 }
 
-/// What a write is for.
+/// Purpose of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteKind {
     /// The holder goes on.
@@ -89,21 +89,21 @@ pub enum WriteKind {
 pub struct Write {
     /// The slot.
     pub slot: u32,
-    /// What it is for.
+    /// Purpose of the write.
     pub kind: WriteKind,
     /// The version that the Lease must have.
     pub base: u64,
-    /// What it is to say.
+    /// Holder that the Lease is to have; see [`Lease::holder`].
     pub holder: Option<String>,
     /// See [`Lease::term`].
     pub term: u64,
     /// See [`Lease::successor`].
     pub successor: Option<String>,
-    /// When it began.
+    /// Time at which it began, on the clock of this gateway.
     pub began: Duration,
 }
 
-/// What became of a write.
+/// Outcome of a write, as far as its sender can tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The Lease has this version now.

@@ -9,7 +9,7 @@ use super::{
     WriteKind,
 };
 
-/// Not to take the slot from a holder.
+/// Promise not to take the slot from the holder of this term.
 #[derive(Debug, Clone)]
 pub(super) struct Promise {
     pub(super) term: u64,
@@ -20,29 +20,29 @@ pub(super) struct Promise {
 #[derive(Debug, Default)]
 pub(super) struct Slot {
     pub(super) lease: Option<Lease>,
-    /// When the present version of the Lease was first seen.
+    /// Time at which the present version of the Lease was first seen.
     pub(super) seen_at: Duration,
     pub(super) promise: Option<Promise>,
     tenure: Tenure,
-    /// Since when this gateway has held the slot, or known that it does not.
+    /// Time since when this gateway has held the slot, or known that it does not.
     pub(super) taken: Option<Duration>,
-    /// When the last write was answered, if it succeeded.
+    /// Time at which the last write was answered, if it succeeded.
     answered: Option<Duration>,
     /// A write that has had no outcome yet.
     pub(super) in_flight: Option<Write>,
-    /// How the write that takes the slot gets it.
+    /// Cause by which the write that takes the slot gets it.
     pub(super) takes_by: Cause,
-    /// A write that takes the slot has had no answer, so it may still succeed: until the Lease is known to have another version.
+    /// Whether a write that takes the slot has had no answer, so that it may still succeed: until the Lease is known to have another version.
     pub(super) open_take: bool,
-    /// When the last write began.
+    /// Time at which the last write began.
     pub(super) wrote: Option<Duration>,
-    /// Since when only the order among gateways keeps this one from taking it.
+    /// Time since when only the order among gateways keeps this one from taking it.
     pub(super) able_since: Option<Duration>,
-    /// Another gateway is to have it, once the API server is known to take writes.
+    /// Whether another gateway is to have it, once the API server is known to take writes.
     pub(super) is_to_go: bool,
 }
 
-/// How this gateway has the slot. One that was handed over lingers: it may be used a little longer.
+/// Hold of the slot by this gateway. A slot that was handed over lingers: it may be used a little longer.
 #[derive(Debug)]
 enum Tenure {
     /// It holds the slot with this term, be it confirmed or not.
@@ -308,8 +308,8 @@ impl Slot {
         Some(write)
     }
 
-    /// What became of a write. Returns how the slot was got, if it was. One that does not belong to what is known of the slot any more says
-    /// nothing: the slot has got other addresses, or etcd was restored.
+    /// Takes the outcome of a write. Returns the cause by which the slot was got, if it was. A write that does not belong to what is known of
+    /// the slot any more says nothing: the slot has got other addresses, or etcd was restored.
     pub(super) fn written(
         &mut self,
         own: &str,

@@ -1,10 +1,10 @@
-//! Which write of a slot's Lease is due, and when this gateway may take the slot.
+//! Choice of the write of a slot's Lease that is due, and of the time at which this gateway may take the slot.
 
 use std::time::Duration;
 
 use super::{Cause, Hold, JOIN, Lease, Member, PROMISE, SILENCE, Write, WriteKind, is_heard};
 
-/// How long others leave a released slot to the gateway that was named.
+/// Time for which others leave a released slot to the gateway that was named.
 const SUCCESSION: Duration = Duration::from_millis(700);
 /// A gateway takes a slot later for each one that it holds, by its place among the names of those that hold as many, and if it has no copy of
 /// the slot's connections; up to a limit.
@@ -111,7 +111,7 @@ impl Hold {
         self.members.values().any(|member| is_heard(member, now) && is_healthy(member))
     }
 
-    /// How long others have the precedence for a slot.
+    /// Time for which others have the precedence for a slot.
     fn delay(&self, number: u32, now: Duration) -> Duration {
         let own = self.count(now);
         let before = |(name, member): &(&String, &Member)| {

@@ -21,7 +21,7 @@ use super::{Defaults, ObjectsError, label_selector, metadata, name, pod_labels};
 
 /// Seconds that a gateway has to end after its flows, unless the template says how many it has in all.
 const SECONDS_AFTER_DRAIN: u32 = 10;
-/// What changes links, routes, rules and nftables, and what loads BPF programs.
+/// Linux capabilities of gateways: for links, routes, rules and nftables, and for loading BPF programs.
 const CAPABILITIES: [&str; 2] = ["NET_ADMIN", "BPF"];
 /// Volume and directory for what the gateway writes.
 const RUN_VOLUME: &str = "run";
@@ -122,8 +122,8 @@ fn complete_container(
     Ok(())
 }
 
-/// What the program is told unless the template has arguments, which are kept as they are. Of what has a default only another value:
-/// so a gateway of Coil starts, and an upgrade of the controller alone replaces no gateway.
+/// Arguments of the program unless the template has some, which are kept as they are. An option that has a default is given only with
+/// another value: so a gateway of Coil starts, and an upgrade of the controller alone replaces no gateway.
 pub(crate) fn arguments(egress: &Egress, port: u16) -> Vec<String> {
     let port = (port != FOU_PORT).then(|| format!("--fou-port={port}"));
     let auto = egress.spec.fou_source_port_auto.then(|| "--enable-sport-auto=true".to_owned());
@@ -132,7 +132,7 @@ pub(crate) fn arguments(egress: &Egress, port: u16) -> Vec<String> {
     [port, auto, drain].into_iter().flatten().collect()
 }
 
-/// The variables that the program needs; others of the template stay.
+/// Adds the variables that the program needs; others of the template stay.
 fn complete_environment(variables: &mut Vec<EnvVar>, egress: &str) {
     let field = |name: &str, path: &str| {
         let selector = ObjectFieldSelector { api_version: None, field_path: path.to_owned() };

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{metadata, name, pod_labels};
 
-/// How long a client keeps its gateway unless the Egress says otherwise: Kubernetes's default. It is written, so that it is taken
+/// Seconds for which a client keeps its gateway unless the Egress says otherwise: Kubernetes's default. It is written, so that it is taken
 /// back when the affinity is: the API server refuses a time without an affinity.
 const AFFINITY_SECONDS: i32 = 10_800;
 

@@ -17,7 +17,7 @@ use crate::objects::{common_labels, owner_reference, pod_labels};
 pub const ANNOTATION_ADDRESSES: &str = "egress.coil.cybozu.com/source-addresses";
 /// Annotation of a slot's Lease that was released: the pod that is to take it.
 pub const ANNOTATION_SUCCESSOR: &str = "egress.coil.cybozu.com/successor";
-/// What annotations of gateways in the Lease of members begin with; the name of the pod follows.
+/// Prefix of the annotations of gateways in the Lease of members; the name of the pod follows.
 pub const ANNOTATION_MEMBER_PREFIX: &str = "gateway.egress.coil.cybozu.com/";
 /// Role and RoleBinding in each namespace with such an Egress.
 pub const ROLE: &str = "coil-egress-source-addresses";
@@ -45,9 +45,9 @@ pub fn slot_of(egress: &str, lease: &str) -> Option<u32> {
 /// A slot's Lease, as it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlotLease {
-    /// The addresses that it is for.
+    /// Addresses of the slot.
     pub addresses: Vec<IpAddr>,
-    /// Who holds it.
+    /// Holder, term and successor, with the version of the Lease.
     pub lease: hold::Lease,
 }
 
@@ -145,7 +145,7 @@ pub fn gone_members(lease: &Lease, pods: &BTreeSet<(String, String)>) -> Vec<(St
     members.filter(|member| !pods.contains(member)).collect()
 }
 
-/// What gateways of a namespace may do with the Leases of these Egresses, and with no others.
+/// Rights of the gateways of a namespace to the Leases with these names, and to no others.
 pub fn role(namespace: &str, leases: &BTreeSet<String>) -> Role {
     let rule = PolicyRule {
         api_groups: Some(vec!["coordination.k8s.io".to_owned()]),

@@ -1,4 +1,4 @@
-//! Which source addresses an Egress may have.
+//! Permission of Egresses to have source addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,16 +10,16 @@ use k8s_openapi::api::coordination::v1::Lease;
 use super::{addresses_of, slots};
 use crate::EgressName;
 
-/// What the controller knows of addresses.
+/// Prefixes by which the controller permits or refuses source addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Ranges {
-    /// What `--egress-source-addresses` permits.
+    /// Prefixes of `--egress-source-addresses`.
     pub permitted: Vec<IpNet>,
-    /// What is inside of the cluster, and as what: pools, blocks, ranges of Nodes and Services, addresses of Nodes.
+    /// Prefixes inside of the cluster, each with its kind in words: pools, blocks, ranges of Nodes and Services, addresses of Nodes.
     pub cluster: Vec<(IpNet, String)>,
 }
 
-/// Why an Egress does not get one of its source addresses.
+/// Reason why an Egress does not get one of its source addresses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The controller's arguments do not permit it.
@@ -30,7 +30,7 @@ pub enum Refusal {
     InCluster {
         /// The address.
         address: IpAddr,
-        /// As what it is in the cluster.
+        /// Object or range of the cluster that has the address, in words.
         what: String,
     },
     /// An older Egress lists it.
@@ -54,12 +54,12 @@ impl Refusal {
     }
 }
 
-/// Which Egress each address is for: the oldest that lists it, and of those that are as old the first by namespace and name.
+/// Egress of each address: the oldest that lists it, and of those that are as old the first by namespace and name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Claimed(BTreeMap<IpAddr, EgressName>);
 
 impl Claimed {
-    /// By all Egresses.
+    /// Claims of all Egresses.
     pub fn new<'a>(egresses: impl IntoIterator<Item = &'a Egress>) -> Self {
         let mut all: Vec<_> = egresses
             .into_iter()
@@ -85,8 +85,8 @@ fn name(egress: &Egress) -> EgressName {
     EgressName { namespace: text(&egress.metadata.namespace), name: text(&egress.metadata.name) }
 }
 
-/// The slots of an Egress with what it may have, and why it may not have the others. What it has already (`live`, its Leases) it keeps when
-/// the cluster gets a range around it: a kubelet can say any address of its Node, and connections would end.
+/// The slots of an Egress with the addresses that it may have, and the reasons why it may not have the others. An address that it has already
+/// (`live`, its Leases) stays when the cluster gets a range around it: a kubelet can say any address of its Node, and connections would end.
 pub fn permit(
     egress: &Egress,
     ranges: &Ranges,

@@ -1,4 +1,4 @@
-//! What the controller does with the Leases of source addresses.
+//! Plan of the controller for the Leases of source addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,10 +10,10 @@ use k8s_openapi::api::coordination::v1::Lease;
 
 use super::{REUSE, addresses_of, is_ours, leases, slot_lease, slot_of};
 
-/// Since when addresses have had no Lease, on the controller's monotonic clock.
+/// Times since when addresses have had no Lease, on the controller's monotonic clock.
 #[derive(Debug, Clone, Default)]
 pub struct Resting {
-    /// Before the first look it is not known which addresses had one.
+    /// Time of the first look; before it, it is not known which addresses had a Lease.
     first: Option<Duration>,
     seen: BTreeMap<IpAddr, Duration>,
     /// The Leases that had an address in the last look, and are not being deleted.
@@ -36,7 +36,7 @@ impl Resting {
         }
     }
 
-    /// Which Lease has an address, by its namespace and name, and will have it until it is deleted.
+    /// Lease that has an address, by its namespace and name, and will have it until it is deleted.
     fn lease_of(&self, address: IpAddr) -> Option<&str> {
         self.leases.get(&address).map(String::as_str)
     }
@@ -48,7 +48,7 @@ impl Resting {
     }
 }
 
-/// What is to be done for an Egress.
+/// Leases of an Egress to create and to delete, and its slots.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Plan {
     /// Names of all of its Leases, to which gateways have a right.
@@ -59,15 +59,15 @@ pub struct Plan {
     pub delete: Vec<Lease>,
     /// The addresses of each slot that has its Lease, for the status.
     pub slots: Vec<Vec<IpAddr>>,
-    /// Who holds them.
+    /// Gateway pod that holds each slot; `None` if none does.
     pub holders: Vec<Option<String>>,
-    /// An address rests, so another look is needed.
+    /// Whether an address rests, so that another look is needed.
     pub waits: bool,
-    /// Another Lease has an address, which this Egress gets when that is gone.
+    /// Sentence on another Lease that has an address, which this Egress gets when that is gone.
     pub blocked: Option<String>,
 }
 
-/// What is to be done for an Egress with these permitted slots (none without source addresses), when it has these Leases.
+/// Plan for an Egress with these permitted slots (none without source addresses), when it has these Leases.
 pub fn plan(
     egress: &Egress,
     slots: &[Vec<IpAddr>],

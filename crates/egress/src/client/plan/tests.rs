@@ -216,7 +216,7 @@ fn which_connections_are_answered_by_eth0_is_said_of_each_egress() {
     assert_eq!(answered(&cluster), ["0.0.0.0/0", "8.8.8.0/24", "9.9.9.0/24"]);
 }
 
-/// What an Egress may be like.
+/// Egress of any kind, one that can be used or not; `None` is unknown.
 fn any_egress() -> impl Strategy<Value = Option<KnownEgress>> {
     let destinations = prop::collection::btree_set(0..6_u8, 0..4);
     (0..5_u8, destinations, 1..5_u8).prop_map(|(kind, destinations, ip)| {

@@ -1,10 +1,10 @@
-//! What happens in simulations.
+//! Faults and other events of simulations.
 
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
     pub(super) seed: u64,
     pub(super) slots: u32,
-    /// By how much the clock of each gateway is fast, in thousandths.
+    /// Thousandths by which the clock of each gateway is fast.
     pub(super) drift: Vec<i64>,
 }
 
@@ -19,14 +19,14 @@ pub(super) enum Fault {
     Isolate(usize),
     Heal,
     Stall(usize, u64),
-    /// Of messages between gateways, percent.
+    /// Percent of the messages between gateways that are lost.
     Loss(u32),
     /// Longest delay of answers of the API server, and of what its watches show.
     Slow(u64),
-    /// Whether what it probes answers.
+    /// Whether the network behind a gateway answers its probes.
     Healthy(usize, bool),
     Drain(usize),
-    /// Of which slots it has copies of connections, from now on.
+    /// Slots of which a gateway has copies of connections, from now on.
     Copies(usize, Vec<u32>),
     /// A backup of the API server's data is made.
     Save,

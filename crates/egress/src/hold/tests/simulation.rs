@@ -14,7 +14,7 @@ const STEP: u64 = 10;
 /// The first version of a Lease that is written, and by how much the next is greater: those after a restoration differ from all before.
 const FIRST_VERSION: u64 = 1000;
 const VERSION: u64 = 1000;
-/// How long a gateway waits for the API server, on its clock.
+/// Time for which a gateway waits for the API server, on its clock.
 const API_TIMEOUT: Duration = Duration::from_secs(1);
 
 enum Event {
@@ -30,17 +30,17 @@ enum Event {
 
 struct Gateway {
     hold: Option<Hold>,
-    /// Of its process: what is for an earlier one is dropped.
+    /// Number of its process: events for an earlier one are dropped.
     life: u64,
     healthy: bool,
     copies: BTreeSet<u32>,
     stalled_until: u64,
     offset: u64,
     drift: i64,
-    /// What its kernel has, which outlives the process: until when on its clock, and whether the slot was handed over.
+    /// Slots in its kernel, which outlives the process: until when on its clock, and whether the slot was handed over.
     kernel: BTreeMap<u32, (Duration, bool)>,
     requests: Vec<(Write, Duration)>,
-    /// What arrived while it was stalled.
+    /// Events that arrived while it was stalled.
     inbox: Vec<Event>,
 }
 
@@ -431,7 +431,7 @@ impl Simulation {
         }
     }
 
-    /// Whose kernel lets packets pass with the addresses of a slot.
+    /// Gateways whose kernel lets packets pass with the addresses of a slot.
     fn users(&self, slot: u32) -> Vec<usize> {
         let uses = |gateway: &Gateway| {
             gateway.kernel.get(&slot).is_some_and(|(until, _)| gateway.clock(self.now) < *until)
@@ -483,7 +483,7 @@ impl Simulation {
         self.users(slot).first().copied()
     }
 
-    /// How the gateway has got slots since it was last asked.
+    /// Causes by which the gateway has got slots since it was last asked.
     pub(super) fn causes(&mut self, gateway: usize) -> Vec<Cause> {
         let taken = self.gateways[gateway].hold.as_mut().map(Hold::taken).unwrap_or_default();
         taken.into_iter().map(|(_, cause)| cause).collect()
