@@ -17,7 +17,7 @@ use fairlead_egress::problem::{EgressProblem, EgressReason};
 use super::{GatewayPod, GatewayState, Known, PacketWay, ToGateways, Why};
 use crate::registrar::NotRegistered;
 
-/// Step of a pod with refused destinations that the objects do not show.
+/// Step about refused destinations that the objects do not show.
 const KEPT: &str = "an Egress that the pod names is not known any more, or its destinations are not: the last ones that it had are refused, \
                     and may be within this one";
 
