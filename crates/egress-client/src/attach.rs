@@ -126,8 +126,8 @@ impl Egress {
             return Ok(Vec::new());
         };
         let uid = sandbox.uid();
-        let way = |egress: &EgressName| self.0.deps.gateways.way(egress, &uid);
-        let Some(desired) = desired(&plan, way) else { return Ok(Vec::new()) };
+        let next_hop = |egress: &EgressName| self.0.deps.gateways.next_hop(egress, &uid);
+        let Some(desired) = desired(&plan, next_hop) else { return Ok(Vec::new()) };
         in_namespace(&sandbox, "reading egress", move |place| kernel::differences(place, &desired)).await
     }
 }
@@ -181,7 +181,7 @@ impl PodEgress {
             }
         });
         try_join_all(registered).await?;
-        let desired = desired(plan, |egress| gateways.way(egress, &uid));
+        let desired = desired(plan, |egress| gateways.next_hop(egress, &uid));
         let lost = || {
             EgressProblem::new(
                 EgressReason::NotRegistered,

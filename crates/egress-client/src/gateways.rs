@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fairlead_egress::EgressName;
-use fairlead_egress::client::plan::Way;
+use fairlead_egress::client::plan::NextHop;
 use tokio::sync::watch;
 
 use super::registrar::{Client, Registrar};
@@ -22,13 +22,13 @@ pub(crate) trait Gateways: Send + Sync {
     fn remove_client(&self, egress: &EgressName, uid: &str);
     /// Resolves as soon as its packets can be sent to a gateway, or all gateways have refused it: then with the reason.
     async fn registered(&self, egress: &EgressName, uid: &str) -> Result<(), String>;
-    /// Way of a client's packets at present.
-    fn way(&self, egress: &EgressName, uid: &str) -> Way;
+    /// NextHop of a client's packets at present.
+    fn next_hop(&self, egress: &EgressName, uid: &str) -> NextHop;
     /// Addresses of all gateways of an Egress.
     fn addresses(&self, _: &EgressName) -> BTreeSet<IpAddr> {
         BTreeSet::new()
     }
-    /// Changes whenever [`Self::way`] may return something else.
+    /// Changes whenever [`Self::next_hop`] may return something else.
     fn changes(&self) -> watch::Receiver<u64>;
 }
 
@@ -54,8 +54,8 @@ impl Gateways for Registrar {
         Self::registered(self, egress, uid).await.map_err(|error| format!("{error} ({})", error.reason()))
     }
 
-    fn way(&self, egress: &EgressName, uid: &str) -> Way {
-        Self::way(self, egress, uid)
+    fn next_hop(&self, egress: &EgressName, uid: &str) -> NextHop {
+        Self::next_hop(self, egress, uid)
     }
 
     fn addresses(&self, egress: &EgressName) -> BTreeSet<IpAddr> {

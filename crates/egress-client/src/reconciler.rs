@@ -279,7 +279,7 @@ impl PodEgress {
         }
         pods.set_wanted(|sandbox, plan| {
             let uid = sandbox.uid();
-            let desired = desired(plan, |egress| deps.gateways.way(egress, &uid))?;
+            let desired = desired(plan, |egress| deps.gateways.next_hop(egress, &uid))?;
             Some(desired.answered_by(plan, |egress| deps.gateways.addresses(egress)))
         });
         self.report(pods, &attachments);
@@ -348,11 +348,11 @@ impl PodEgress {
         let Done { key, outcome } = done;
         let Some(sandbox) = self.sandboxes.get(&key) else { return };
         match outcome {
-            Outcome::Busy => drop(pods.retry(&key, None)),
+            Outcome::Busy => drop(pods.retry(&key, None, Instant::now())),
             Outcome::Failed(_) if !sandbox.netns.exists() => drop(self.sandboxes.remove(&key)),
             Outcome::Failed(error) => {
                 self.deps.metrics.failed();
-                if pods.retry(&key, Some(&error)) {
+                if pods.retry(&key, Some(&error), Instant::now()) {
                     tracing::warn!(
                         container = key.container_id,
                         pod = sandbox.pod,

@@ -34,7 +34,7 @@ use fairlead_api::names::EGRESS_REGISTRATION_PORT;
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::EgressName;
-use fairlead_egress::client::plan::Way;
+use fairlead_egress::client::plan::NextHop;
 use fairlead_wire::egress as wire;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -154,9 +154,9 @@ impl Registrar {
         }
     }
 
-    /// Way of a client's packets at present.
-    pub(crate) fn way(&self, egress: &EgressName, uid: &str) -> Way {
-        self.shared.registry().way(egress, uid)
+    /// NextHop of a client's packets at present.
+    pub(crate) fn next_hop(&self, egress: &EgressName, uid: &str) -> NextHop {
+        self.shared.registry().next_hop(egress, uid)
     }
 
     /// Addresses of all gateways of an Egress that have not ended.

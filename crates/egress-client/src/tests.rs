@@ -11,7 +11,7 @@ mod selectors;
 use std::time::Duration;
 
 use bed::{BEHIND, Bed, GATEWAY, Objects, Pod, SERVICE, egress, gateways, service, shown, within};
-use fairlead_egress::client::plan::Way;
+use fairlead_egress::client::plan::NextHop;
 use fairlead_egress::problem::EgressReason;
 use fairlead_pods::cni::{EgressRequest, Reason};
 use nix::libc;
@@ -193,10 +193,10 @@ async fn a_later_program_adopts_what_is_there_and_changes_nothing() {
     let state = pod.egress_state();
     let mut monitor = Monitor::ip(&pod.inside);
     monitor.wait_idle();
-    for way in [Way::Unknown, gateways(&GATEWAY)] {
+    for way in [NextHop::Unknown, gateways(&GATEWAY)] {
         bed.gateways.set(INTERNET, way);
     }
-    bed.gateways.set(INTERNET, Way::Unknown);
+    bed.gateways.set(INTERNET, NextHop::Unknown);
     let bed = bed.restart(article()).await;
     tokio::time::sleep(SECOND).await;
     reaches_gateways(&pod);
@@ -226,7 +226,7 @@ async fn without_a_live_gateway_packets_are_refused_at_once() {
     assert!(has_what_the_article_prints(&pod), "{}", pod.egress_state());
     reaches_gateways(&pod);
     // Gateways of Coil are reached through the Service.
-    bed.gateways.set(INTERNET, Way::Service);
+    bed.gateways.set(INTERNET, NextHop::Service);
     tokio::time::sleep(Duration::from_millis(500)).await;
     reaches_gateways(&pod);
 }

@@ -74,22 +74,22 @@ impl Drop for Watch {
     }
 }
 
-/// Something that is wrong with a pod.
-pub(super) enum Trouble<'a> {
+/// Problem of a pod with gateways.
+pub(super) enum PodProblem<'a> {
     /// Problem with what the pod asks for.
     Asked(&'a EgressProblem),
     /// Error of the kernel.
     Refused(&'a str),
 }
 
-impl Trouble<'_> {
+impl PodProblem<'_> {
     /// Whether it is of this kind.
     pub(super) fn contains_reason(&self, reason: EgressReason) -> bool {
         matches!(self, Self::Asked(problem) if problem.reason == reason)
     }
 }
 
-impl fmt::Display for Trouble<'_> {
+impl fmt::Display for PodProblem<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Asked(problem) => write!(f, "{}: {problem}", problem.reason.as_str()),
@@ -254,10 +254,9 @@ impl Pods {
     }
 
     /// It was not done, and is tried again later. Returns whether the error is a new one.
-    pub(super) fn retry(&mut self, key: &Key, error: Option<&str>) -> bool {
+    pub(super) fn retry(&mut self, key: &Key, error: Option<&str>, now: Instant) -> bool {
         let Some(pod) = self.all.get_mut(key) else { return false };
         pod.is_suspect = true;
-        let now = Instant::now();
         let Some(error) = error else {
             pod.turn = Turn::after(now, BUSY_PAUSE);
             return false;
@@ -280,10 +279,10 @@ impl Pods {
     }
 
     /// All problems.
-    pub(super) fn problems(&self) -> impl Iterator<Item = (&Key, Trouble<'_>)> {
+    pub(super) fn problems(&self) -> impl Iterator<Item = (&Key, PodProblem<'_>)> {
         self.all.iter().flat_map(|(key, pod)| {
-            let refused = pod.refused.as_deref().map(Trouble::Refused);
-            pod.problems().map(Trouble::Asked).chain(refused).map(move |trouble| (key, trouble))
+            let refused = pod.refused.as_deref().map(PodProblem::Refused);
+            pod.problems().map(PodProblem::Asked).chain(refused).map(move |problem| (key, problem))
         })
     }
 

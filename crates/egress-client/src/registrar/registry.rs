@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fairlead_address::IpFamily;
 use fairlead_api::fou::Gateway as Target;
 use fairlead_egress::EgressName;
-use fairlead_egress::client::plan::Way;
+use fairlead_egress::client::plan::NextHop;
 use fairlead_wire::egress::RegisterResponse;
 
 use super::client::Client;
@@ -352,13 +352,13 @@ impl Registry {
     }
 
     /// See `Registrar::way`.
-    pub(super) fn way(&self, egress: &EgressName, uid: &str) -> Way {
-        let Some(client) = self.client(egress, uid) else { return Way::Gateways(Vec::new()) };
+    pub(super) fn next_hop(&self, egress: &EgressName, uid: &str) -> NextHop {
+        let Some(client) = self.client(egress, uid) else { return NextHop::Gateways(Vec::new()) };
         if !self.has_endpoints || self.unsettled.contains_key(&(egress.clone(), uid.to_owned())) {
-            return Way::Unknown;
+            return NextHop::Unknown;
         }
         if self.do_not_register(egress) {
-            return Way::Service;
+            return NextHop::Service;
         }
         let gateways = self.gateways.get(egress).into_iter().flat_map(BTreeMap::values);
         let mut registered: Vec<&Gateway> =
@@ -384,7 +384,7 @@ impl Registry {
             });
             usable(all.collect())
         };
-        Way::Gateways([IpFamily::V4, IpFamily::V6].into_iter().flat_map(of_family).collect())
+        NextHop::Gateways([IpFamily::V4, IpFamily::V6].into_iter().flat_map(of_family).collect())
     }
 
     /// Addresses of all gateways of an Egress that have not ended.

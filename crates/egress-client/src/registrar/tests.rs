@@ -89,14 +89,14 @@ impl Node {
         self.registrar.registered(&nat(), &client(number).uid).await
     }
 
-    fn way(&self, number: u16) -> Way {
-        self.registrar.way(&nat(), &client(number).uid)
+    fn next_hop(&self, number: u16) -> NextHop {
+        self.registrar.next_hop(&nat(), &client(number).uid)
     }
 
     /// The addresses, and whether they are draining.
     fn gateways(&self, number: u16) -> Vec<(IpAddr, bool)> {
-        match self.way(number) {
-            Way::Gateways(all) => all.into_iter().map(|it| (it.address, it.is_draining)).collect(),
+        match self.next_hop(number) {
+            NextHop::Gateways(all) => all.into_iter().map(|it| (it.address, it.is_draining)).collect(),
             _ => Vec::new(),
         }
     }
@@ -261,13 +261,13 @@ async fn gateways_that_refuse_connections_are_left_to_the_service() {
     node.registrar.add_client(&nat(), client(1));
     node.show(gateway.address.ip(), GatewayEndpoint::default());
     assert_eq!(node.registered(1).await.unwrap_err(), NotRegistered::NoGateway);
-    assert_eq!(node.way(1), Way::Gateways(Vec::new()), "it is starting");
+    assert_eq!(node.next_hop(1), NextHop::Gateways(Vec::new()), "it is starting");
     node.show(
         gateway.address.ip(),
         GatewayEndpoint { ready: true, serving: true, ..GatewayEndpoint::default() },
     );
     node.registered(1).await.unwrap();
-    assert_eq!(node.way(1), Way::Service);
+    assert_eq!(node.next_hop(1), NextHop::Service);
     gateway.restart().await;
     until("replaced by ours", || node.gateways(1).len() == 1).await;
 }

@@ -13,7 +13,7 @@ use fairlead_cluster::pods::{self, SlimPod};
 use fairlead_cluster::subsystem::{Subsystem, Supervisor};
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_egress::EgressName;
-use fairlead_egress::client::plan::Way;
+use fairlead_egress::client::plan::NextHop;
 use fairlead_ipam::Key;
 use fairlead_ipam::check::Owner;
 use fairlead_pods::cni::{Attachment, EgressRequest, Failure, PodInterface};
@@ -52,14 +52,14 @@ pub(crate) const BEHIND: [&str; 2] = ["203.0.113.1:9", "[2001:db8::1]:9"];
 /// Gateways as a test wants them.
 #[derive(Default)]
 pub(crate) struct FakeGateways {
-    ways: Mutex<BTreeMap<EgressName, Way>>,
+    ways: Mutex<BTreeMap<EgressName, NextHop>>,
     clients: Mutex<BTreeMap<EgressName, BTreeSet<String>>>,
     refusal: Mutex<Option<String>>,
     changes: watch::Sender<u64>,
 }
 
 impl FakeGateways {
-    pub(crate) fn set(&self, egress: &str, way: Way) {
+    pub(crate) fn set(&self, egress: &str, way: NextHop) {
         self.ways.lock().unwrap().insert(name(egress), way);
         self.changes.send_modify(|count| *count += 1);
     }
@@ -98,8 +98,8 @@ impl Gateways for FakeGateways {
         self.refusal.lock().unwrap().clone().map_or(Ok(()), Err)
     }
 
-    fn way(&self, egress: &EgressName, _: &str) -> Way {
-        self.ways.lock().unwrap().get(egress).cloned().unwrap_or(Way::Gateways(Vec::new()))
+    fn next_hop(&self, egress: &EgressName, _: &str) -> NextHop {
+        self.ways.lock().unwrap().get(egress).cloned().unwrap_or(NextHop::Gateways(Vec::new()))
     }
 
     fn changes(&self) -> watch::Receiver<u64> {
@@ -113,9 +113,9 @@ pub(crate) fn name(text: &str) -> EgressName {
 }
 
 /// Gateways at these addresses.
-pub(crate) fn gateways(addresses: &[&str]) -> Way {
+pub(crate) fn gateways(addresses: &[&str]) -> NextHop {
     let gateway = |text: &&str| Gateway { address: text.parse().unwrap(), is_draining: false };
-    Way::Gateways(addresses.iter().map(gateway).collect())
+    NextHop::Gateways(addresses.iter().map(gateway).collect())
 }
 
 /// A watch whose events come from a test.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use fairlead_api::fou::Gateway;
 use fairlead_egress::client::SourcePort as Planned;
 use fairlead_egress::client::plan::{
-    Asking, Cluster, Desired, KnownEgress, KnownService, Way, desired, plan,
+    Asking, Cluster, Desired, KnownEgress, KnownService, NextHop, desired, plan,
 };
 use fairlead_egress::destinations::Destinations;
 use fairlead_fou::link_name;
@@ -25,7 +25,7 @@ const EGRESS: &str = "internet/nat";
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// State that the pod should have, with this way to its gateways.
-fn wanted(port: SourcePort, way: &Way) -> Desired {
+fn wanted(port: SourcePort, way: &NextHop) -> Desired {
     let service = KnownService {
         cluster_ips: families().map(|family| family.service).into_iter().collect(),
         port: 5555,
@@ -56,9 +56,9 @@ fn wanted(port: SourcePort, way: &Way) -> Desired {
 }
 
 /// The gateways of this number, of both families.
-fn gateway(number: usize) -> Way {
+fn gateway(number: usize) -> NextHop {
     let gateway = |address: IpAddr| Gateway { address, is_draining: false };
-    Way::Gateways(families().map(|family| gateway(family.gateways[number])).into())
+    NextHop::Gateways(families().map(|family| gateway(family.gateways[number])).into())
 }
 
 fn network(port: SourcePort) -> Option<Network> {
@@ -87,7 +87,7 @@ fn taken_over(port: SourcePort) {
     thread::sleep(PAUSE);
     let netns = Netns::open(network.client.path()).unwrap();
     let (place, programs) = (Place { netns: &netns, ifname: "eth0" }, ProgramStock::default());
-    for way in [Way::Service, gateway(0)] {
+    for way in [NextHop::Service, gateway(0)] {
         let desired = wanted(port, &way);
         let done = kernel::apply(place, &desired, &programs).unwrap();
         println!("{port:?} {way:?}: {done:#?}");
@@ -118,7 +118,7 @@ fn our_client_reaches_gateways_of_coil_by_the_service() {
         let Some(network) = network(port) else { return };
         let netns = Netns::open(network.client.path()).unwrap();
         let (place, programs) = (Place { netns: &netns, ifname: "eth0" }, ProgramStock::default());
-        let desired = wanted(port, &Way::Service);
+        let desired = wanted(port, &NextHop::Service);
         let mut without = desired.clone();
         without.tunnels.values_mut().for_each(|tunnel| tunnel.answering.clear());
         kernel::apply(place, &without, &programs).unwrap();

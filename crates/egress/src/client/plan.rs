@@ -221,9 +221,9 @@ pub fn plan(cluster: &Cluster, pod: &Asking) -> Result<Plan, EgressProblem> {
     Ok(Plan { routing, tunnels, usable: gateways.into_keys().collect(), keeps_destinations, problems })
 }
 
-/// Destination of the packets of a client to an Egress.
+/// Next hop of the packets of a client to an Egress.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Way {
+pub enum NextHop {
     /// To these gateways, at which the client is registered (may be empty: then nothing leaves; an unreachable route answers). Of both
     /// families; at most [`MAX_GATEWAYS`] of each.
     Gateways(Vec<Gateway>),
@@ -320,13 +320,13 @@ impl Desired {
 
 /// Desired state of the namespace, by the ways to the gateways of each Egress as they are now; `None` while one is not known after the
 /// start of the program: what is there stays.
-pub fn desired(plan: &Plan, way: impl Fn(&EgressName) -> Way) -> Option<Desired> {
+pub fn desired(plan: &Plan, next_hop: impl Fn(&EgressName) -> NextHop) -> Option<Desired> {
     let mut tunnels = BTreeMap::new();
     for planned in &plan.tunnels {
-        let service = match way(&planned.egress) {
-            Way::Unknown => return None,
-            Way::Service => None,
-            Way::Gateways(gateways) => Some(Service {
+        let service = match next_hop(&planned.egress) {
+            NextHop::Unknown => return None,
+            NextHop::Service => None,
+            NextHop::Gateways(gateways) => Some(Service {
                 gateways: of_family(gateways, planned.cluster_ip),
                 by_client: planned.by_client,
                 idle_timeout: planned.idle_timeout.filter(|_| planned.by_client),

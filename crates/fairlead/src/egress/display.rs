@@ -44,17 +44,17 @@ impl From<EgressProblem> for Problem {
     }
 }
 
-/// An Event that says what went wrong.
+/// Event of a pod that warns of a problem.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Said {
+pub(super) struct PodEvent {
     pub(super) reason: String,
     pub(super) message: String,
     /// Unix time in seconds at which it was last seen.
     pub(super) last_seen_unix_seconds: Option<i64>,
 }
 
-impl Said {
+impl PodEvent {
     pub(super) fn of(event: &Event) -> Self {
         let series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref());
         let micro = series.or(event.event_time.as_ref()).map(|time| time.0.as_second());

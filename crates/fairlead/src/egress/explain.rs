@@ -8,7 +8,7 @@ use fairlead_egress_client::explain::{Explanation, Known, Objects, PacketWay, To
 use serde::Serialize;
 use serde_json::json;
 
-use super::display::{Gateway, Problem, Said, gateway_table, section};
+use super::display::{Gateway, PodEvent, Problem, gateway_table, section};
 use super::read::Reader;
 use crate::arguments::egress_queries::EgressExplain;
 
@@ -27,7 +27,7 @@ pub(super) struct Answer {
     tunnel: Option<Tunnel>,
     steps: Vec<String>,
     problems: Vec<Problem>,
-    events: Vec<Said>,
+    events: Vec<PodEvent>,
     not_read: Vec<String>,
 }
 
@@ -60,7 +60,7 @@ pub(super) async fn run(query: &EgressExplain) -> anyhow::Result<(String, ExitCo
         pod: format!("{}/{}", query.pod.namespace, query.pod.name),
         node: pod.node().map(str::to_owned),
         destination: query.destination.to_string(),
-        events: events.iter().map(Said::of).collect(),
+        events: events.iter().map(PodEvent::of).collect(),
         not_read: reader.not_read,
         ..Answer::of(explanation)
     };
@@ -115,7 +115,7 @@ impl Answer {
         let problems = self.problems.iter().filter(is_new);
         let problem = |problem: &Problem| format!("{}: {}", problem.reason, problem.message);
         text.push_str(&section("Problems of the pod", problems.map(problem)));
-        text.push_str(&section("Events of the pod", self.events.iter().map(Said::line)));
+        text.push_str(&section("Events of the pod", self.events.iter().map(PodEvent::line)));
         text.push_str(&section("Not read, so that the answer may be incomplete", self.not_read.clone()));
         text
     }

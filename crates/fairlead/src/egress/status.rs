@@ -17,7 +17,7 @@ use kube::ResourceExt as _;
 use serde::Serialize;
 use serde_json::json;
 
-use super::display::{Gateway, NOT_READ, Problem, Said, UNHEALTHY, gateway_table, section};
+use super::display::{Gateway, NOT_READ, PodEvent, Problem, UNHEALTHY, gateway_table, section};
 use super::gateways::{GatewayUse, Use};
 use super::read::Reader;
 use crate::arguments::egress_queries::{EgressStatusArguments, Qualified};
@@ -70,7 +70,7 @@ struct ClientPod {
     #[serde(rename = "use")]
     used: Option<Use>,
     problems: Vec<Problem>,
-    events: Vec<Said>,
+    events: Vec<PodEvent>,
 }
 
 pub(super) async fn run(query: &EgressStatusArguments) -> anyhow::Result<(String, ExitCode)> {
@@ -306,13 +306,13 @@ impl ClientPod {
             addresses: pod.addresses().iter().map(ToString::to_string).collect(),
             used: None,
             problems: known.problems(pod).into_iter().map(Problem::from).collect(),
-            events: events.iter().filter(is_of).map(Said::of).collect(),
+            events: events.iter().filter(is_of).map(PodEvent::of).collect(),
         }
     }
 
     fn lines(&self) -> impl Iterator<Item = String> + '_ {
         let problem = |problem: &Problem| format!("{}: {}", problem.reason, problem.message);
-        let lines = self.problems.iter().map(problem).chain(self.events.iter().map(Said::line));
+        let lines = self.problems.iter().map(problem).chain(self.events.iter().map(PodEvent::line));
         lines.map(|line| format!("{}/{}: {line}", self.namespace, self.name))
     }
 }

@@ -5,7 +5,7 @@ use fairlead_egress_client::explain::{Known, Objects, Selection};
 use k8s_openapi::api::core::v1::Event;
 use serde_json::{Value, json};
 
-use super::display::Said;
+use super::display::PodEvent;
 use super::explain::Answer;
 use super::gateways::GatewayUse;
 use super::status::{Detail, rows, rows_table};
@@ -265,7 +265,7 @@ fn an_event_has_the_time_when_it_was_last_seen() {
         "metadata": {}, "involvedObject": {}, "eventTime": "2026-01-01T00:00:00.000000Z",
         "series": { "count": 2, "lastObservedTime": "2026-01-01T00:01:00.000000Z" },
     }));
-    assert_eq!(Said::of(&event).last_seen_unix_seconds, Some(1_767_225_660));
+    assert_eq!(PodEvent::of(&event).last_seen_unix_seconds, Some(1_767_225_660));
 }
 
 #[test]

@@ -25,10 +25,10 @@ pub type Receive = dyn Fn(PublicKey, &[u8]) + Send + Sync;
 /// Report of a link about itself.
 pub(super) struct Report {
     pub(super) link: u64,
-    pub(super) what: What,
+    pub(super) event: LinkEvent,
 }
 
-pub(super) enum What {
+pub(super) enum LinkEvent {
     /// The relay ends; connect again after this time.
     Draining(Duration),
     /// The connection broke, or the relay does not answer.
@@ -71,12 +71,12 @@ impl Link {
         let pongs = Mutex::new(Vec::new());
         // Also when the task is aborted.
         let writing = Writing(&self.shared, self.number);
-        let what = tokio::select! {
-            what = self.read(receiver, &liveness, &pongs) => what,
-            error = self.write(sender, &liveness, &pongs) => What::Ended(error),
+        let event = tokio::select! {
+            event = self.read(receiver, &liveness, &pongs) => event,
+            error = self.write(sender, &liveness, &pongs) => LinkEvent::Ended(error),
         };
         drop(writing);
-        let report = Report { link: self.number, what };
+        let report = Report { link: self.number, event };
         drop(self.report.send(report).await);
     }
 
@@ -123,16 +123,16 @@ impl Link {
         mut receiver: Receiver,
         liveness: &Mutex<Liveness>,
         pongs: &Mutex<Vec<[u8; 8]>>,
-    ) -> What {
+    ) -> LinkEvent {
         loop {
             let handled = receiver.receive(|frame| self.handle(frame, liveness, pongs)).await;
             match handled {
                 Ok(None) => {}
-                Ok(Some(What::Refused(error))) => return What::Refused(error),
-                Ok(Some(what)) => {
-                    drop(self.report.send(Report { link: self.number, what }).await);
+                Ok(Some(LinkEvent::Refused(error))) => return LinkEvent::Refused(error),
+                Ok(Some(event)) => {
+                    drop(self.report.send(Report { link: self.number, event }).await);
                 }
-                Err(error) => return What::Ended(error.to_string()),
+                Err(error) => return LinkEvent::Ended(error.to_string()),
             }
         }
     }
@@ -142,7 +142,7 @@ impl Link {
         frame: &Frame<'_>,
         liveness: &Mutex<Liveness>,
         pongs: &Mutex<Vec<[u8; 8]>>,
-    ) -> Option<What> {
+    ) -> Option<LinkEvent> {
         let now = Instant::now();
         lock(liveness).received(now);
         match frame {
@@ -167,7 +167,7 @@ impl Link {
                 }
             }
             Frame::Draining { reconnect_after, .. } => {
-                return Some(What::Draining(Duration::from_millis((*reconnect_after).into())));
+                return Some(LinkEvent::Draining(Duration::from_millis((*reconnect_after).into())));
             }
             Frame::Notice(Notice::DuplicateKey) => {
                 self.status.send_modify(|status| status.duplicate_until = Some(now + DUPLICATE));
@@ -183,12 +183,12 @@ impl Link {
                 }
             }
             Frame::StunServer(server) => {
-                return Some(What::Stun(self.address.map(|address| (address, *server))));
+                return Some(LinkEvent::Stun(self.address.map(|address| (address, *server))));
             }
             Frame::Error { reason, .. } => {
-                return Some(What::Refused(format!("the relay ended it: {reason}")));
+                return Some(LinkEvent::Refused(format!("the relay ended it: {reason}")));
             }
-            Frame::Replicas(count) => return Some(What::Replicas(*count)),
+            Frame::Replicas(count) => return Some(LinkEvent::Replicas(*count)),
             _ => {}
         }
         None

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, sleep_until};
 
-use super::link::{Link, Receive, Report, What};
+use super::link::{Link, LinkEvent, Receive, Report};
 use super::plan::{Change, End, Plan, Role};
 use super::queue::{LinkQueue, Writer};
 use super::{ConnectError, Connection, Settings, connect, connect_standby};
@@ -180,20 +180,20 @@ impl Links {
         tracing::debug!(relay = %self.settings.endpoint, ?role, %error, "cannot connect to the relay");
     }
 
-    fn handle(&mut self, Report { link, what }: Report) {
+    fn handle(&mut self, Report { link, event }: Report) {
         let now = Instant::now();
-        match what {
-            What::Draining(after) => {
+        match event {
+            LinkEvent::Draining(after) => {
                 if matches!(self.plan.draining(now, link, after), Change::Promoted(_)) {
                     self.queue.0.promote();
                     self.retire(link);
                     self.show();
                 }
             }
-            What::Ended(error) => self.ended(now, link, End::Lost, error),
-            What::Refused(error) => self.ended(now, link, End::Refused, error),
-            What::Replicas(others) => self.plan.replicas(now, link, others, random()),
-            What::Stun(stun) => {
+            LinkEvent::Ended(error) => self.ended(now, link, End::Lost, error),
+            LinkEvent::Refused(error) => self.ended(now, link, End::Refused, error),
+            LinkEvent::Replicas(others) => self.plan.replicas(now, link, others, random()),
+            LinkEvent::Stun(stun) => {
                 if let Some(up) = self.up.get_mut(&link) {
                     up.stun = stun;
                     self.show();

@@ -112,13 +112,13 @@ impl World {
         self.registry.closed(&id, ended, self.now, 0);
     }
 
-    fn way(&self) -> Way {
-        self.registry.way(&nat(), "u1")
+    fn next_hop(&self) -> NextHop {
+        self.registry.next_hop(&nat(), "u1")
     }
 
     fn gateways(&self) -> Vec<(IpAddr, bool)> {
-        match self.way() {
-            Way::Gateways(all) => all.into_iter().map(|it| (it.address, it.is_draining)).collect(),
+        match self.next_hop() {
+            NextHop::Gateways(all) => all.into_iter().map(|it| (it.address, it.is_draining)).collect(),
             other => panic!("{other:?}"),
         }
     }
@@ -214,12 +214,12 @@ fn gateways_that_refuse_connections_are_coils_only_if_none_ever_registered() {
     world.fail(1, refused());
     assert_eq!((world.gateways(), world.registration()), (vec![], None));
     world.fail(2, refused());
-    assert_eq!((world.way(), world.registration()), (Way::Service, Some(Ok(()))));
+    assert_eq!((world.next_hop(), world.registration()), (NextHop::Service, Some(Ok(()))));
     // A third one that is starting changes nothing; one that registers does.
     world.shown.insert("g3".to_owned(), GatewayEndpoint { ready: false, serving: false, ..ready(3) });
     world.show();
     world.fail(3, refused());
-    assert_eq!(world.way(), Way::Service);
+    assert_eq!(world.next_hop(), NextHop::Service);
     world.shown.insert("g3".to_owned(), ready(3));
     world.show();
     assert_eq!(world.gateways(), []);
@@ -230,7 +230,7 @@ fn gateways_that_refuse_connections_are_coils_only_if_none_ever_registered() {
     // Back to Coil's.
     world.shown.remove("g3");
     world.show();
-    assert_eq!(world.way(), Way::Service);
+    assert_eq!(world.next_hop(), NextHop::Service);
 }
 
 #[test]
@@ -280,16 +280,16 @@ fn the_way_of_clients_from_before_is_unknown_until_all_gateways_were_asked() {
         assert!(!world.registry.set_clients([(nat(), vec![client(1)])].into(), world.now));
         world.now += Duration::from_secs(3600);
         world.registry.settle(world.now);
-        assert_eq!(world.way(), Way::Unknown, "without an API server");
+        assert_eq!(world.next_hop(), NextHop::Unknown, "without an API server");
         world.shown = gateways.iter().map(|number| (format!("g{number}"), ready(*number))).collect();
         world.show();
         world
     };
     assert_eq!(start(&[]).gateways(), []);
     let mut world = start(&[1, 2]);
-    assert_eq!(world.way(), Way::Unknown);
+    assert_eq!(world.next_hop(), NextHop::Unknown);
     world.register(1);
-    assert_eq!(world.way(), Way::Unknown, "flows through the other one would be lost");
+    assert_eq!(world.next_hop(), NextHop::Unknown, "flows through the other one would be lost");
     world.register(2);
     assert_eq!(world.gateways().len(), 2);
     let mut world = start(&[1, 2]);
@@ -302,7 +302,7 @@ fn the_way_of_clients_from_before_is_unknown_until_all_gateways_were_asked() {
     assert_eq!(world.gateways(), []);
     let mut world = start(&[1]);
     world.fail(1, Ended::Refused(5556));
-    assert_eq!(world.way(), Way::Service);
+    assert_eq!(world.next_hop(), NextHop::Service);
 }
 
 #[test]

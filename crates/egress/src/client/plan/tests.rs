@@ -64,7 +64,7 @@ fn a_tunnel_leads_to_the_gateways_of_its_family() {
     let cluster = cluster([("a", known(&["10.68.0.1", "fd04::1"], &["0.0.0.0/0", "::/0"]))]);
     let plan = plan(&cluster, &asking(&["a"])).unwrap();
     let all = [gateway("10.1.0.2", true), gateway("fd02::9", false), gateway("10.1.0.3", false)];
-    let desired = desired(&plan, |_| Way::Gateways(all.to_vec())).unwrap();
+    let desired = desired(&plan, |_| NextHop::Gateways(all.to_vec())).unwrap();
     let [ipv4, ipv6] = ["10.68.0.1", "fd04::1"].map(|ip| &desired.tunnels[&ip.parse::<IpAddr>().unwrap()]);
     let expected = Service {
         gateways: vec![gateway("10.1.0.3", false), gateway("10.1.0.2", true)],
@@ -78,11 +78,11 @@ fn a_tunnel_leads_to_the_gateways_of_its_family() {
     assert_eq!(ipv4.local, "10.20.30.40".parse::<IpAddr>().unwrap());
     assert_eq!(ipv6.service.as_ref().unwrap().gateways, [gateway("fd02::9", false)]);
     assert!(ipv4.is_open() && ipv6.is_open());
-    let coil = super::desired(&plan, |_| Way::Service).unwrap();
+    let coil = super::desired(&plan, |_| NextHop::Service).unwrap();
     assert!(coil.tunnels.values().all(|tunnel| tunnel.service.is_none() && tunnel.is_open()));
-    let none = super::desired(&plan, |_| Way::Gateways(Vec::new())).unwrap();
+    let none = super::desired(&plan, |_| NextHop::Gateways(Vec::new())).unwrap();
     assert!(!none.tunnels.values().any(Tunnel::is_open));
-    assert_eq!(super::desired(&plan, |_| Way::Unknown), None);
+    assert_eq!(super::desired(&plan, |_| NextHop::Unknown), None);
 }
 
 #[test]
@@ -90,15 +90,15 @@ fn all_gateways_may_answer_be_they_chosen_or_not() {
     let cluster = cluster([("a", known(&["10.68.0.1", "fd04::1"], &["0.0.0.0/0", "::/0"]))]);
     let plan = plan(&cluster, &asking(&["a"])).unwrap();
     let own = |_: &EgressName| ["10.1.0.2", "fd02::9"].map(|address| address.parse().unwrap()).into();
-    let answering = |way: Way| {
+    let answering = |way: NextHop| {
         let desired = desired(&plan, |_| way.clone()).unwrap().answered_by(&plan, own);
         let tunnels = desired.tunnels.into_values();
         tunnels
             .map(|tunnel| tunnel.answering.iter().map(ToString::to_string).collect())
             .collect::<Vec<String>>()
     };
-    assert_eq!(answering(Way::Service), ["10.1.0.2", "fd02::9"]);
-    assert_eq!(answering(Way::Gateways(vec![gateway("10.1.0.3", false)])), ["10.1.0.2", "fd02::9"]);
+    assert_eq!(answering(NextHop::Service), ["10.1.0.2", "fd02::9"]);
+    assert_eq!(answering(NextHop::Gateways(vec![gateway("10.1.0.3", false)])), ["10.1.0.2", "fd02::9"]);
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn what_cannot_be_used_is_refused_and_the_rest_works() {
     let reasons: Vec<EgressReason> = plan.problems.iter().map(|problem| problem.reason).collect();
     assert_eq!(reasons, [EgressReason::ServiceMissing, EgressReason::NotAllowed, EgressReason::Unknown]);
     assert_eq!(plan.usable, BTreeSet::from([name("ok")]));
-    let desired = desired(&plan, |_| Way::Gateways(vec![gateway("10.1.0.2", false)])).unwrap();
+    let desired = desired(&plan, |_| NextHop::Gateways(vec![gateway("10.1.0.2", false)])).unwrap();
     assert!(desired.keeps_destinations);
     let refused = |prefix: &str| (prefix.to_owned(), "refused".to_owned());
     let mut found = links(&desired.routing);
@@ -144,7 +144,7 @@ fn what_is_excluded_leaves_by_eth0_unless_an_egress_that_is_gone_may_have_it() {
     down.service = None;
     let ok = excluding("10.68.0.1", &["0.0.0.0/0"], &["8.8.8.0/24", "9.9.9.0/24"]);
     let cluster = cluster([("ok", ok), ("down", down)]);
-    let way = |_: &EgressName| Way::Gateways(vec![gateway("10.1.0.2", false)]);
+    let way = |_: &EgressName| NextHop::Gateways(vec![gateway("10.1.0.2", false)]);
     let of = |asked: &[&str]| desired(&plan(&cluster, &asking(asked)).unwrap(), way).unwrap();
     let shown = |desired: &Desired| -> Vec<String> {
         links(&desired.routing).into_iter().map(|(prefix, target)| format!("{prefix} {target}")).collect()
@@ -246,7 +246,7 @@ proptest! {
         let Ok(plan) = plan(&cluster, &asking(&chosen)) else { return Ok(()) };
         prop_assert_eq!(plan.problems.len() + plan.usable.len(), egresses.len());
         let way = if open { vec![gateway("10.1.0.2", false)] } else { Vec::new() };
-        let desired = desired(&plan, |_| Way::Gateways(way.clone())).unwrap();
+        let desired = desired(&plan, |_| NextHop::Gateways(way.clone())).unwrap();
         let routes = &desired.routing.ipv4.as_ref().unwrap().routes;
         for known in cluster.egresses.values() {
             for destination in known.destinations.iter().flat_map(|it| &it.prefixes) {
