@@ -18,7 +18,7 @@ const UDP_OVERHEAD: u32 = 8;
 pub struct Gateway {
     /// Address of the gateway, of the family of the service address.
     pub address: IpAddr,
-    /// It keeps its flows and gets no new ones.
+    /// Whether the gateway is draining: flows that it has stay, new ones go to others.
     pub is_draining: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Commands of operators that ask the API server, or the node program of this machine by its socket, and those that work on files alone.
 //!
 //! Each command is a module with a function `run`, which prints its answer and returns the exit code; its arguments are in [`arguments`].
-//! What they share is below: [`api`] asks the API server, [`query`] the node program, [`output`] prints.
+//! Modules that all commands share: [`api`] asks the API server, [`query`] the node program, [`output`] prints.
 //!
 //! * `status`, `graph`, `ipam`, `netcheck`, `ping`, `key`: the mesh and the addresses, of a node or of the cluster.
 //! * `peer`, `showconf`: Peers outside of the cluster, and configurations of WireGuard.

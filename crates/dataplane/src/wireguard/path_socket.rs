@@ -45,7 +45,7 @@ pub trait PathSocket: AsFd + Send + Sync {
     /// Sends from such a socket.
     ///
     /// # Errors
-    /// It is not open, or the kernel refuses.
+    /// The socket is not open, or the kernel refuses.
     fn send_from_socket(&self, _socket: u16, _remote: SocketAddr, _payload: &[u8]) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -53,7 +53,7 @@ pub trait PathSocket: AsFd + Send + Sync {
     /// Keeps such a socket for an endpoint: whatever goes there goes from it, WireGuard's packets too.
     ///
     /// # Errors
-    /// It is not open, or too many are kept.
+    /// The socket is not open, or too many are kept.
     fn keep_socket(&self, _socket: u16, _remote: SocketAddr) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }

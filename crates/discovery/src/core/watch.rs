@@ -25,10 +25,10 @@ pub(super) struct Watch {
 /// Notification of a watch.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Notification<M = WatchResponse> {
-    /// It knows everything. It is among [`Discovery::take_ready`](super::Discovery::take_ready) when there is more.
+    /// No message: the watcher has all. It is among [`Discovery::take_ready`](super::Discovery::take_ready) when there is more.
     Nothing,
     /// The next message.
     Message(M),
-    /// It was ended: it read nothing while too many affiliates were deleted, or its cluster is not accepted any more.
+    /// End of the watch: its client read nothing while too many affiliates were deleted, or its cluster is not accepted any more.
     Ended,
 }

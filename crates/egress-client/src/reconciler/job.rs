@@ -12,7 +12,7 @@ pub(crate) struct Job {
     pub(crate) key: Key,
     pub(crate) sandbox: Arc<Sandbox>,
     pub(crate) work: Work,
-    /// It was done already: what differs now was changed by others.
+    /// Whether the work was done before: differences were then caused by others.
     pub(crate) is_check: bool,
     /// Changes of the namespace are not reported yet.
     pub(crate) wants_signal: bool,

@@ -23,7 +23,7 @@ pub(crate) enum NotRegistered {
     /// Gateways have confirmed it, and none of them forwards.
     #[error("no gateway of the Egress holds one of its source addresses: see status.sourceAddresses")]
     NoSourceAddressHeld,
-    /// It was never added, or removed meanwhile.
+    /// The pod was never added as a client, or was removed meanwhile.
     #[error("the pod is no client of the Egress any more")]
     NotAClient,
     /// All gateways that are ready refuse it.

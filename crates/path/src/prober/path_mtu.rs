@@ -1,5 +1,5 @@
 //! MTU of the path in use, where it loses the longest packets of the tunnel and no other path passes those: routes to the peer get that
-//! MTU, so that the kernel says it to whoever sends longer ones (RFC 1191, RFC 8201).
+//! MTU, so that the kernel answers longer packets with "packet too big" (RFC 1191, RFC 8201).
 //!
 //! It is searched for as in RFC 8899: by padded requests. Each goes with a short one. A length counts as lost only if none of its requests
 //! was answered and all of the short ones were, so that a busy host or a network that loses packets finds nothing. A search

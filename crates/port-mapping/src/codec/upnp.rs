@@ -76,7 +76,7 @@ pub struct PortMapping<'a> {
     pub client: SocketAddr,
     /// Shown by the gateway to its owner. Letters, digits and blanks; everything else is left out.
     pub description: &'a str,
-    /// Lifetime in seconds; zero for ever.
+    /// Lifetime in seconds; zero does not expire.
     pub lease: u32,
 }
 

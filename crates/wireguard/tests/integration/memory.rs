@@ -8,8 +8,8 @@ use fairlead_wireguard::{Identity, Now, SystemRandom, Tunnel, read_initiation, r
 
 const TUNNELS: u32 = 600;
 
-/// Resident memory of this process in bytes, without pages of files, which the kernel takes and gives back as it likes. The ciphers of
-/// AWS-LC are not on Rust's heap, so it is the whole process that tells; it runs only the one test.
+/// Resident anonymous memory of this process in bytes. File-backed pages do not count: the kernel reclaims them under memory pressure.
+/// AWS-LC allocates ciphers outside of Rust's heap, so the whole process is measured, which runs only this test.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
