@@ -1,8 +1,8 @@
 //! What a gateway of an Egress reads: targets of `spec.healthCheck`, and queries of `/connections`, one a line.
 #![no_main]
 
-use fairlead_egress::options::Target;
 use fairlead_egress::lookup;
+use fairlead_egress::options::Target;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

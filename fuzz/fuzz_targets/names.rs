@@ -2,8 +2,8 @@
 //! A process that can write them may write anything.
 #![no_main]
 
-use fairlead_keys::PublicKey;
 use fairlead_dataplane::pods::PodAlias;
+use fairlead_keys::PublicKey;
 use fairlead_wire::spool;
 use libfuzzer_sys::fuzz_target;
 

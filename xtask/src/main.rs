@@ -37,8 +37,8 @@ Commands:
                           for clusters on this machine
   generate [--check]      write deploy/crds, warnings and docs/metrics.md from the code; with --check only compare
                           them
-  lint                    rustfmt, clippy, the laws of ARCHITECTURE.md, the fuzz targets (with a nightly toolchain) and the
-                          generated files; prints the number of production lines
+  lint                    rustfmt, clippy (fuzz targets, too), the laws of ARCHITECTURE.md and the generated files; prints the
+                          number of production lines
   setup                   only the set-up of demo and test
 
 Needs root on Debian 12 with Rust and Go (1.26 or newer). Traffic stays inside network namespaces.

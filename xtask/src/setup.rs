@@ -66,6 +66,8 @@ const NODES: &[&str] = &[
 ];
 /// Every test executable, and every program that tests run.
 const TESTS: &[&str] = &["--bins", "--examples", "--tests"];
+/// The workspace but for the fuzz targets, each of which is a program of its own.
+const WORKSPACE: &[&str] = &["build", "--workspace", "--exclude=fairlead-fuzz"];
 
 /// Set where all tests were built before, as by `.ci/run`: commands that need less build the same, which takes no time then.
 const BUILD_ALL: &str = "FAIRLEAD_BUILD_ALL";
@@ -143,13 +145,13 @@ pub(crate) fn prepare<T>(
 pub(crate) fn build(targets: &[&str]) -> Result {
     // What tests need unifies to other features than programs alone: one after the other builds most of the workspace twice.
     let targets = if env_is_set(BUILD_ALL) { TESTS } else { targets };
-    timed("Fairlead and its test beds", || run(cargo(&["build", "--workspace"]).args(targets)))
+    timed("Fairlead and its test beds", || run(cargo(WORKSPACE).args(targets)))
 }
 
 /// As [`build`] for all tests, with cargo's messages on standard output.
 pub(crate) fn build_tests_with_messages() -> Command {
-    let mut command = cargo(&["build", "--workspace", "--message-format=json-render-diagnostics"]);
-    command.args(TESTS).stdout(Stdio::piped());
+    let mut command = cargo(WORKSPACE);
+    command.arg("--message-format=json-render-diagnostics").args(TESTS).stdout(Stdio::piped());
     command
 }
 

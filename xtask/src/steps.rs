@@ -153,25 +153,5 @@ pub(crate) fn lint() -> Result {
     })?;
     timed("laws", || run(cargo(&["test", "--quiet", "--package", "xtask", "laws::"])))?;
     say(&format!("    {}", laws::summary()?));
-    fuzz_targets()?;
     timed("generated files", || generate(&["--check".to_owned()]))
-}
-
-/// Builds the fuzz targets, which are outside the workspace because they need a nightly toolchain.
-fn fuzz_targets() -> Result {
-    let toolchains = Command::new("rustup").args(["toolchain", "list"]).output();
-    let has_nightly = toolchains.is_ok_and(|output| {
-        String::from_utf8_lossy(&output.stdout).lines().any(|line| line.starts_with("nightly"))
-    });
-    if !has_nightly {
-        say(
-            "==> fuzz targets: not checked, since there is no nightly toolchain (rustup toolchain install nightly)",
-        );
-        return Ok(());
-    }
-    timed("fuzz targets", || {
-        let mut command = Command::new("rustup");
-        command.args(["run", "nightly", "cargo", "check", "--quiet", "--locked"]);
-        run(command.arg("--manifest-path").arg(root().join("fuzz/Cargo.toml")))
-    })
 }

@@ -37,7 +37,25 @@ const TEXT: &[(&str, &[&str])] = &[
     ("STYLE.md", &["xtask"]),
     ("docs/", &["xtask", "testbed-kube", "testbed-metrics"]),
     ("findings/", &["xtask"]),
-    ("fuzz/", &["xtask"]),
+    (
+        "fuzz/corpus/",
+        &[
+            "fairlead-api",
+            "fairlead-cni-plugin",
+            "fairlead-controller",
+            "fairlead-dataplane",
+            "fairlead-discovery",
+            "fairlead-egress",
+            "fairlead-egress-client",
+            "fairlead-egress-gateway",
+            "fairlead-netlink",
+            "fairlead-port-mapping",
+            "fairlead-relay",
+            "fairlead-tunnel",
+            "fairlead-wire",
+            "fairlead-wireguard",
+        ],
+    ),
 ];
 
 /// A package of the workspace.
@@ -107,8 +125,8 @@ fn affected(files: &[String], packages: &BTreeMap<String, Package>) -> BTreeSet<
         let owner = packages.iter().find(|(_, package)| file.starts_with(&package.directory));
         let readers = TEXT.iter().find(|(path, _)| file.starts_with(path));
         match (owner, readers) {
-            (Some((name, _)), _) => drop(affected.insert(name.clone())),
-            (None, Some((_, readers))) => affected.extend(readers.iter().map(|name| (*name).to_owned())),
+            (_, Some((_, readers))) => affected.extend(readers.iter().map(|name| (*name).to_owned())),
+            (Some((name, _)), None) => drop(affected.insert(name.clone())),
             (None, None) => return packages.keys().cloned().collect(),
         }
     }
@@ -168,6 +186,8 @@ mod tests {
         assert_eq!(broken_by(&["Cargo.lock"]), all);
         assert_eq!(broken_by(&["deploy/node/daemonset.yaml", "README.md"]), all);
         assert_eq!(broken_by(&["README.md", "CHANGELOG.md"]), names(&["xtask"]));
+        let by_corpus = broken_by(&["fuzz/corpus/netlink/any-input"]);
+        assert!(by_corpus.contains("fairlead-netlink") && !by_corpus.contains("fairlead-path"));
     }
 
     #[test]

@@ -27,7 +27,8 @@ pub(super) fn parse(architecture: &str) -> BTreeMap<String, Place> {
         let Some((name, rest)) = line.split_at_checked(COLUMN) else { continue };
         floor += usize::from(!name.trim().is_empty());
         let directory = rest.split(' ').next().unwrap_or_default();
-        if directory.starts_with("crates/") || directory.starts_with("testbed/") || directory == "xtask" {
+        let is_crate = directory.starts_with("crates/") || directory.starts_with("testbed/");
+        if is_crate || matches!(directory, "fuzz" | "xtask") {
             places.insert(directory.to_owned(), if is_house { Place::Floor(floor) } else { Place::Beside });
         }
     }
