@@ -21,7 +21,7 @@ use testbed_lab::relay::{Relay, TOKEN};
 use testbed_lab::{Host, Ipv6, Nat, NatSite, Process, Progress, eventually};
 
 /// Only bounds a test that would hang; everything in the VMs is emulated and slow.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// Asking a VM takes its processors from what it is asked for.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Time afterwards for which all stays as it is.

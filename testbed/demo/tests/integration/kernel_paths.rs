@@ -15,7 +15,7 @@ use testbed_lab::relay::TOKEN;
 use testbed_lab::{Nat, NatSite, Progress, eventually};
 
 /// Only bounds a test that would hang; everything in the VMs is emulated and slow.
-const TIMEOUT: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// Longest time until traffic is back after its path has failed: 3 times what the embedded WireGuard may take on a kernel that is not emulated.
 /// Without probes, silence is noticed after 12 s.
 const OTHER_PATH: Duration = Duration::from_millis(4500);
