@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::executables::Executable;
 use super::libtest;
-use super::rings::Ring;
+use super::rings::{Ring, Soaked};
 use super::times::Times;
 
 /// Options for test executables and words to look for in the names of tests.
@@ -123,7 +123,7 @@ pub(crate) fn plan<'a>(
 ) -> Vec<Job<'a>> {
     let mut modules: BTreeMap<Option<String>, Vec<String>> = BTreeMap::new();
     for test in tests {
-        if selection.has(ring.soaks(&executable.package, &test)) {
+        if selection.has(ring.soaks(&executable.package, &test).is_some()) {
             let module =
                 executable.is_integration.then(|| test.split("::").next().unwrap_or(&test).to_owned());
             modules.entry(module).or_default().push(test);
@@ -132,9 +132,10 @@ pub(crate) fn plan<'a>(
     let job = |(module, tests): (Option<String>, Vec<String>)| {
         let name = module.as_deref().unwrap_or_default();
         let time = times.of(&executable.package, name).unwrap_or(ring.typical);
-        let alone = ring.alone.contains(&name);
-        let soaks = tests.iter().any(|test| ring.soaks(&executable.package, test));
-        let limit = if soaks { SOAK_LIMIT } else { ring.limit };
+        let soaked: Vec<&Soaked> =
+            tests.iter().filter_map(|test| ring.soaks(&executable.package, test)).collect();
+        let limit = if soaked.is_empty() { ring.limit } else { SOAK_LIMIT };
+        let alone = ring.alone.contains(&name) || soaked.iter().any(|soaked| soaked.alone);
         Job { ring, executable, module, tests, seconds: time.seconds, share: time.share(), alone, limit }
     };
     modules.into_iter().map(job).collect()
@@ -213,9 +214,9 @@ mod tests {
     #[test]
     fn the_soak_and_every_run_share_no_test_and_leave_none_out() {
         let ring = ring("demo");
-        let (package, soaked) = ring.soak.iter().find(|(_, name)| !name.contains("::")).unwrap();
-        let tests = vec![format!("{soaked}::one"), "other::two".to_owned()];
-        let executable = executable(package, true);
+        let soaked = ring.soak.iter().find(|soaked| !soaked.name.contains("::")).unwrap();
+        let tests = vec![format!("{}::one", soaked.name), "other::two".to_owned()];
+        let executable = executable(soaked.package, true);
         let of = |selection| -> Vec<String> {
             let jobs = plan(ring, &executable, tests.clone(), selection, &Times::default());
             jobs.into_iter().flat_map(|job| job.tests).collect()
@@ -223,6 +224,8 @@ mod tests {
         assert_eq!(of(Selection::Soak), [tests[0].as_str()]);
         assert_eq!(of(Selection::WithoutSoak), [tests[1].as_str()]);
         assert_eq!(of(Selection::All).len(), 2);
+        let jobs = plan(ring, &executable, tests.clone(), Selection::Soak, &Times::default());
+        assert!(soaked.alone && jobs.iter().all(|job| job.alone && job.limit == SOAK_LIMIT));
     }
 
     #[test]

@@ -6,6 +6,16 @@ use super::executables::Executable;
 use super::jobs::{Filter, Selection};
 use super::times::Time;
 
+/// Tests of the soak.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Soaked {
+    pub(crate) package: &'static str,
+    /// Module or whole name.
+    pub(crate) name: &'static str,
+    /// Nothing runs beside them: emulated machines, times and losses have no processor to spare.
+    pub(crate) alone: bool,
+}
+
 /// A group of packages tested together.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Ring {
@@ -13,8 +23,8 @@ pub(crate) struct Ring {
     pub(crate) packages: &'static [&'static str],
     /// Modules of integration tests that measure, or count losses: nothing runs beside them.
     pub(crate) alone: &'static [&'static str],
-    /// Tests that are too long for every run, by package and module or whole name: `cargo xtask test soak` runs them.
-    pub(crate) soak: &'static [(&'static str, &'static str)],
+    /// Tests that are too long for every run: `cargo xtask test soak` runs them.
+    pub(crate) soak: &'static [Soaked],
     /// Only when it is named: a cluster of real nodes needs the machine to itself.
     pub(crate) only_by_name: bool,
     /// Time of one test of every run, after which it is taken for hung: several times what it takes on two busy cores.
@@ -63,12 +73,21 @@ pub(crate) const RINGS: &[Ring] = &[
         ],
         alone: &[],
         soak: &[
-            (
-                "testbed-simulation",
-                "nats::attempts_between_a_symmetric_and_a_port_restricted_nat_succeed_in_99_of_100_runs",
-            ),
-            ("testbed-simulation", "nats::attempts_between_two_symmetric_nats_succeed_where_both_sequential"),
-            ("testbed-simulation", "nats::attempts_with_random_ports_stay_within_their_limits"),
+            Soaked {
+                package: "testbed-simulation",
+                name: "nats::attempts_between_a_symmetric_and_a_port_restricted_nat_succeed_in_99_of_100_runs",
+                alone: false,
+            },
+            Soaked {
+                package: "testbed-simulation",
+                name: "nats::attempts_between_two_symmetric_nats_succeed_where_both_sequential",
+                alone: false,
+            },
+            Soaked {
+                package: "testbed-simulation",
+                name: "nats::attempts_with_random_ports_stay_within_their_limits",
+                alone: false,
+            },
         ],
         only_by_name: false,
         limit: Duration::from_secs(2 * MINUTE),
@@ -122,10 +141,14 @@ pub(crate) const RINGS: &[Ring] = &[
         packages: &["fairlead-demo"],
         alone: &[],
         soak: &[
-            ("fairlead-demo", "birthday::birthday_attempts_succeed_in_99_of_100_runs"),
-            ("fairlead-demo", "kernel_encapsulation"),
-            ("fairlead-demo", "kernel_nats"),
-            ("fairlead-demo", "kernel_paths"),
+            Soaked {
+                package: "fairlead-demo",
+                name: "birthday::birthday_attempts_succeed_in_99_of_100_runs",
+                alone: true,
+            },
+            Soaked { package: "fairlead-demo", name: "kernel_encapsulation", alone: true },
+            Soaked { package: "fairlead-demo", name: "kernel_nats", alone: true },
+            Soaked { package: "fairlead-demo", name: "kernel_paths", alone: true },
         ],
         only_by_name: false,
         limit: Duration::from_secs(12 * MINUTE),
@@ -138,7 +161,11 @@ pub(crate) const RINGS: &[Ring] = &[
         // The conformance tests run beside the others, outside of the cgroups of pods, which get little of a busy processor then. Those
         // of egress send most, and allow no loss: they come last.
         alone: &["egress"],
-        soak: &[("testbed-nodes", "mesh::relay::a_managed_relay_is_rolled_out_under_traffic")],
+        soak: &[Soaked {
+            package: "testbed-nodes",
+            name: "mesh::relay::a_managed_relay_is_rolled_out_under_traffic",
+            alone: true,
+        }],
         only_by_name: true,
         limit: Duration::from_secs(15 * MINUTE),
         typical: Time { seconds: 300.0, cpu: 300.0 },
@@ -157,11 +184,13 @@ impl Ring {
         self.name == "nodes"
     }
 
-    /// Whether a test runs only in the soak.
-    pub(crate) fn soaks(&self, package: &str, test: &str) -> bool {
-        self.soak.iter().any(|(of, name)| {
-            *of == package
-                && test.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+    /// The entry of a test that runs only in the soak.
+    pub(crate) fn soaks(&self, package: &str, test: &str) -> Option<&'static Soaked> {
+        self.soak.iter().find(|soaked| {
+            soaked.package == package
+                && test
+                    .strip_prefix(soaked.name)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
         })
     }
 }
@@ -258,9 +287,10 @@ mod tests {
     #[test]
     fn modules_that_are_named_are_of_packages_of_their_ring() {
         for ring in RINGS {
-            for (package, test) in ring.soak {
+            for soaked @ Soaked { package, name, .. } in ring.soak {
                 assert!(ring.packages.contains(package), "{} has no package {package}", ring.name);
-                assert!(ring.soaks(package, test) && !ring.soaks(package, &format!("{test}x")));
+                assert_eq!(ring.soaks(package, name), Some(soaked));
+                assert_eq!(ring.soaks(package, &format!("{name}x")), None);
             }
         }
     }
