@@ -36,12 +36,6 @@ fn netcheck_json(answer: &NetcheckResponse) -> Value {
             "stun": family.mappings.iter().map(mapping).collect::<Vec<_>>(), "seenByPeers": family.seen_by_peers,
         })
     };
-    let port_mapping = |it: &PortMapping| {
-        json!({
-            "gateway": it.gateway, "protocol": it.protocol, "external": it.external, "error": it.error,
-            "lifetimeSeconds": it.lifetime_seconds,
-        })
-    };
     let relay = |it: &Relay| {
         json!({
             "endpoint": it.endpoint, "connected": it.connected, "error": it.error,
@@ -55,7 +49,7 @@ fn netcheck_json(answer: &NetcheckResponse) -> Value {
         "udp": answer.udp,
         "natType": answer.nat_type,
         "families": answer.families.iter().map(family).collect::<Vec<_>>(),
-        "portMappings": answer.port_mappings.iter().map(port_mapping).collect::<Vec<_>>(),
+        "portMappings": answer.port_mappings.iter().map(port_mapping_json).collect::<Vec<_>>(),
         "relays": answer.relays.iter().map(relay).collect::<Vec<_>>(),
         "uplinkMtu": answer.uplink_mtu,
         "mtu": answer.mtu,
@@ -128,6 +122,14 @@ fn addresses(family: &AddressFamily) -> String {
     }
     let nat = if family.nat_type.is_empty() { String::new() } else { format!("  NAT {}", family.nat_type) };
     format!("{}{nat}", family.addresses.join(" "))
+}
+
+/// A port mapping for scripts, as `fairlead status` has it too.
+pub(crate) fn port_mapping_json(it: &PortMapping) -> Value {
+    json!({
+        "gateway": it.gateway, "protocol": it.protocol, "external": it.external, "error": it.error,
+        "lifetimeSeconds": it.lifetime_seconds,
+    })
 }
 
 fn port_mapping(mapping: &PortMapping) -> String {

@@ -11,6 +11,7 @@ use fairlead_wire::node::{
 use serde_json::{Value, json};
 
 use super::path;
+use crate::netcheck;
 use crate::output::{Output, age, bytes, milliseconds, or_dash, render, table};
 use crate::query::connect;
 
@@ -56,10 +57,7 @@ fn node_json(status: &StatusResponse) -> Value {
         "prefixes": status.prefixes,
         "problems": status.problems,
         "netlinkChanges": status.netlink_changes,
-        "portMappings": status.port_mappings.iter().map(|mapping| json!({
-            "gateway": mapping.gateway, "protocol": mapping.protocol, "external": mapping.external,
-            "error": mapping.error,
-        })).collect::<Vec<_>>(),
+        "portMappings": status.port_mappings.iter().map(netcheck::port_mapping_json).collect::<Vec<_>>(),
         "nat64Prefixes": status.nat64_prefixes,
         "relay": status.relay.as_ref().map(|relay| json!({
             "endpoint": relay.endpoint, "connected": relay.connected, "error": relay.error,
@@ -404,8 +402,15 @@ mod tests {
 
     #[test]
     fn json_keeps_numbers_and_absence() {
-        let status = StatusResponse { peers: vec![Peer::default()], ..StatusResponse::default() };
+        let mapping = PortMapping { lifetime_seconds: Some(7200), ..PortMapping::default() };
+        let status = StatusResponse {
+            peers: vec![Peer::default()],
+            port_mappings: vec![mapping, PortMapping::default()],
+            ..StatusResponse::default()
+        };
         let value = node_json(&status);
+        assert_eq!(value["portMappings"][0]["lifetimeSeconds"], 7200);
+        assert!(value["portMappings"][1]["lifetimeSeconds"].is_null());
         assert!(value["peers"][0]["handshakeAgeSeconds"].is_null());
         assert!(value["peers"][0]["roundTripSeconds"].is_null());
         assert_eq!(value["peers"][0]["rxBytes"], 0);

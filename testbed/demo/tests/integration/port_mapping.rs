@@ -97,8 +97,12 @@ fn a_mapped_port_connects_nodes_behind_symmetric_nats() {
     testbed_lab::eventually(TIMEOUT, says).unwrap();
     let status = node(&world, "hotel-1").status().unwrap();
     let gateway = router.lan_address().to_string();
-    let mapping =
-        json!({ "gateway": gateway, "protocol": "PCP", "external": external.to_string(), "error": "" });
+    let lifetime = status["portMappings"][0]["lifetimeSeconds"].as_u64().unwrap();
+    assert!((1..=7200).contains(&lifetime), "{status}");
+    let mapping = json!({
+        "gateway": gateway, "protocol": "PCP", "external": external.to_string(), "error": "",
+        "lifetimeSeconds": lifetime,
+    });
     assert_eq!(status["portMappings"], json!([mapping]));
     assert_eq!(node(&world, "club-1").status().unwrap()["portMappings"], json!([]));
     let pair = [pod(&world, "hotel-1").clone(), pod(&world, "club-1").clone()];
