@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use fairlead_cluster::metrics::{register, register_with_unit};
-use fairlead_dataplane::wireguard::PortAccess;
+use fairlead_dataplane::wireguard::{PathSocketStats, PortAccess};
 use fairlead_members::provenance::DiscoveryStatus;
 use fairlead_path::{BirthdayOutcome, EndpointReason, ProbeCounts, ProbeDrops, State};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -96,6 +96,8 @@ struct PathMetrics {
     received_probes: Family<OfKind, Counter>,
     dropped_probes: Family<ForReason, Counter>,
     both_ways: Family<WithResult, Counter>,
+    queued_datagrams: Counter,
+    dropped_datagrams: Family<ForReason, Counter>,
 }
 
 /// The link to the relay.
@@ -194,6 +196,18 @@ impl PathMetrics {
                 ours,
                 "packets_sent_both_ways",
                 "Packets of the embedded WireGuard whose path was in doubt, by result: Sent over the relay as well, or HeldBack by the limit",
+                Family::default(),
+            ),
+            queued_datagrams: register(
+                ours,
+                "path_socket_queued_datagrams",
+                "Datagrams on the WireGuard port, other than WireGuard messages, that were queued for the path search",
+                Counter::default(),
+            ),
+            dropped_datagrams: register(
+                ours,
+                "path_socket_dropped_datagrams",
+                "Datagrams on the port of the embedded WireGuard, other than WireGuard messages, that were dropped, by reason",
                 Family::default(),
             ),
         }
@@ -361,8 +375,14 @@ impl MeshMetrics {
             let count = paths.birthday_attempts.get(&outcome).copied().unwrap_or_default();
             set(&self.paths.birthday_attempts.get_or_create(&WithResult { result: outcome.name() }), count);
         }
-        for (result, count) in [("HeldBack", paths.socket.held_back), ("Sent", paths.socket.sent_both_ways)] {
+        let PathSocketStats { queued, dropped_without_reader, dropped_queue_full, sent_both_ways, held_back } =
+            paths.socket;
+        for (result, count) in [("HeldBack", held_back), ("Sent", sent_both_ways)] {
             set(&self.paths.both_ways.get_or_create(&WithResult { result }), count);
+        }
+        set(&self.paths.queued_datagrams, queued);
+        for (reason, count) in [("NoReader", dropped_without_reader), ("QueueFull", dropped_queue_full)] {
+            set(&self.paths.dropped_datagrams.get_or_create(&ForReason { reason }), count);
         }
         let ProbeCounts { requests_sent, answers_sent, requests_received, answers_received, drops } =
             paths.probes;
