@@ -147,7 +147,7 @@ async fn publish(recorder: &Recorder, pending: PendingEvent, type_: EventType) -
     false
 }
 
-/// When which reason of which object was published.
+/// Times at which reasons were published, by object and reason.
 #[derive(Debug, Default)]
 struct Deduplication(BTreeMap<(String, &'static str), Instant>);
 

@@ -55,7 +55,7 @@ struct Resumption {
     watch: String,
     path: String,
     version: u64,
-    /// When the API server ends the watch.
+    /// Time after which the API server ends the watch.
     timeout: Duration,
 }
 
@@ -115,7 +115,7 @@ struct Begun {
     at: Instant,
     /// The attempt brought no watch.
     failed: bool,
-    /// When its connection broke, or the API server ended it.
+    /// Time at which its connection broke, or the API server ended it.
     ended: Option<Instant>,
 }
 
@@ -128,7 +128,7 @@ struct Checking {
 #[derive(Default)]
 struct Watches {
     begun: HashMap<String, Begun>,
-    /// When those that did not begin since were told to list again because the API server had been away.
+    /// Times at which those that did not begin since were told to list again because the API server had been away.
     listed: HashMap<String, Instant>,
 }
 

@@ -42,7 +42,7 @@ pub enum Previous {
     None,
     /// Result of the plugins before.
     Result(CniResult),
-    /// It cannot be decoded, for this reason. ADD must fail then, DEL must not.
+    /// The result cannot be decoded, for this reason. ADD must fail then, DEL must not.
     Unusable(String),
 }
 

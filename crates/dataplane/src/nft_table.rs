@@ -18,7 +18,7 @@ pub enum Applied {
         /// Intervals added.
         added: usize,
     },
-    /// It was missing, damaged or made by another version, and was replaced in one step.
+    /// The table was missing, damaged or made by another version, and was replaced in one step.
     Rebuilt,
 }
 

@@ -97,11 +97,11 @@ impl Counters {
 pub struct ClientTraffic {
     /// Packets that the client sent and that were forwarded.
     pub sent_packets: u64,
-    /// Their bytes.
+    /// Bytes of these packets.
     pub sent_bytes: u64,
     /// Packets that were sent to the client.
     pub received_packets: u64,
-    /// Their bytes.
+    /// Bytes of these packets.
     pub received_bytes: u64,
 }
 

@@ -12,7 +12,7 @@ pub enum UnusableBlock {
     /// The prefixes make no block.
     #[error(transparent)]
     Block(#[from] BlockError),
-    /// It has no label `coil.cybozu.com/pool`.
+    /// The block has no label `coil.cybozu.com/pool`.
     #[error("block {0} has no label coil.cybozu.com/pool: delete it")]
     NoPool(String),
     /// A prefix is not in CIDR notation.

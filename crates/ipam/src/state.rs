@@ -25,7 +25,7 @@ use crate::table::{AdoptError, Allocated, Allocation, AllocationTable, Answer, B
 /// State of a pool as far as the node knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolInfo {
-    /// It has a deletion timestamp.
+    /// The pool has a deletion timestamp.
     Deleting,
     /// `spec.disabled` is true.
     Disabled,
@@ -33,7 +33,7 @@ pub enum PoolInfo {
     Missing,
     /// The API server did not answer.
     Unavailable,
-    /// It may have blocks.
+    /// The pool may have blocks.
     Usable {
         /// Addresses in one block.
         block_size: usize,
@@ -52,7 +52,7 @@ impl PoolInfo {
 pub enum Attempt {
     /// The key has these addresses.
     Allocated(Allocation),
-    /// It gets none.
+    /// The key gets no address.
     Failed(AllocationError),
     /// No block has a free address, and nothing is known of the pool: read it and try again.
     ReadPool,

@@ -52,9 +52,9 @@ const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wake {
     Change,
-    /// It is time to look whether a Peer has come to this entry node.
+    /// Time to look whether a Peer has come to this entry node.
     Entries,
-    /// It is time to ask whether gateways forward.
+    /// Time to ask whether gateways forward.
     Gateways,
     /// The paths need something done; an observation of the device only if it is time for one.
     Paths,

@@ -321,7 +321,7 @@ impl PathAgent {
         Some(event)
     }
 
-    /// When to call [`Self::handle_timeout`]. `None` without peers and STUN servers.
+    /// Time at which to call [`Self::handle_timeout`]. `None` without peers and STUN servers.
     pub fn poll_timeout(&self) -> Option<Duration> {
         let timers = self.wakeups.next().into_iter().chain(self.own.due);
         let machines = self.relay.poll_timeout().into_iter().chain(self.birthdays.poll_timeout());

@@ -15,7 +15,7 @@ use rand::rngs::StdRng;
 
 use crate::datagram::Transmit;
 
-/// When requests are sent in a round, until one is answered.
+/// Times at which requests are sent in a round, until one is answered.
 const ATTEMPTS: [Duration; 4] =
     [Duration::ZERO, Duration::from_millis(200), Duration::from_millis(600), Duration::from_millis(1400)];
 /// Time that a round waits for answers. After that the port is taken to be gone.
@@ -56,9 +56,9 @@ pub(crate) enum Outcome {
 #[derive(Debug, Default)]
 struct Binding {
     port: Option<RelayPort>,
-    /// When the path in use last needed it.
+    /// Time at which the path in use last needed the port.
     needed: Duration,
-    /// When it was asked for.
+    /// Time at which the port was asked for.
     asked: Option<Duration>,
     is_bound: bool,
     nonce: Option<Nonce>,

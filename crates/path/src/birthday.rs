@@ -364,7 +364,7 @@ impl Birthdays {
         self.ask();
     }
 
-    /// When to call [`Self::handle_timeout`].
+    /// Time at which to call [`Self::handle_timeout`].
     pub(crate) fn poll_timeout(&self) -> Option<Duration> {
         self.next_of_attempt().into_iter().chain(self.next_unclaimed()).min()
     }

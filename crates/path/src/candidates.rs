@@ -27,7 +27,7 @@ pub enum Source {
     Nat64,
     /// The device learned it from an authenticated packet of the peer; no other source names it.
     Roamed,
-    /// It stands for the peer by way of a relay.
+    /// The endpoint stands for the peer by way of a relay.
     Relay,
 }
 

@@ -50,7 +50,7 @@ impl ChangeReason {
 pub struct Observed {
     /// The endpoint; `None` before there is one.
     pub endpoint: Option<SocketAddr>,
-    /// It has a session.
+    /// Whether the peer has a session.
     pub is_up: bool,
 }
 

@@ -376,7 +376,7 @@ impl Prober {
         self.paths.in_use().and_then(Path::round_trip)
     }
 
-    /// When to call [`Self::handle_timeout`].
+    /// Time at which to call [`Self::handle_timeout`].
     pub(crate) fn poll_timeout(&self) -> Option<Duration> {
         let attempts = self.paths.iter().filter_map(Path::next_request);
         let tests = self.paths.iter().filter_map(|path| path.full_size.next());

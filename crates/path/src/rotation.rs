@@ -312,7 +312,7 @@ impl Rotation {
         !self.is_expired(now) && !self.liveness.is_silent(now, &self.config)
     }
 
-    /// When to observe and poll next, if nothing happens before. `None` when only an observation or a candidate can
+    /// Time at which to observe and poll next, if nothing happens before. `None` when only an observation or a candidate can
     /// change anything: before the first observation, or without any candidate.
     pub(crate) fn next_wakeup(&self, now: Duration) -> Option<Duration> {
         self.liveness.device?;

@@ -18,7 +18,7 @@ use crate::datagram::Transmit;
 
 /// The most servers that are asked.
 pub const MAX_SERVERS: usize = 8;
-/// When requests are sent in a round (RFC 8489, section 6.2.1: 500 ms, then doubling).
+/// Times at which requests are sent in a round (RFC 8489, section 6.2.1: 500 ms, then doubling).
 pub(crate) const ATTEMPTS: [Duration; 3] =
     [Duration::ZERO, Duration::from_millis(500), Duration::from_millis(1500)];
 /// Time that a round waits for answers.
@@ -35,13 +35,13 @@ pub(crate) const MAX_MISSED: u8 = 3;
 /// Last answer of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StunAnswer {
-    /// It sees the WireGuard port at this address.
+    /// The server sees the WireGuard port at this address.
     Mapped(SocketAddr),
-    /// It refuses to say.
+    /// The server refuses to answer.
     Refused(ErrorCode),
-    /// It names an address that no packet can come from.
+    /// The server names an address that no packet can come from.
     Invalid(SocketAddr),
-    /// It did not answer.
+    /// The server did not answer.
     Missing,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct StunClient {
     /// Start of the current round, and how many requests each server was sent.
     round: Option<(Duration, usize)>,
     next_round: Duration,
-    /// When the last round may be followed by another at the earliest.
+    /// Time at which the last round may be followed by another at the earliest.
     not_before: Duration,
     /// Rounds in a row that no server answered.
     silent_rounds: u32,

@@ -26,7 +26,7 @@ pub struct PortMappings(pub BTreeMap<IpAddr, Result<Mapping, Failure>>);
 pub enum Wanted {
     /// No port is to be mapped.
     No,
-    /// It is not known yet: present mappings stay.
+    /// The port is not known yet: present mappings stay.
     Unknown,
     /// A port is to be mapped.
     Yes {

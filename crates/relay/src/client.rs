@@ -111,7 +111,7 @@ pub enum ConnectError {
     /// The connection ended, or something other than a relay answered.
     #[error(transparent)]
     Stream(#[from] StreamError),
-    /// It took too long.
+    /// The relay took too long.
     #[error("the relay did not answer within 10 s")]
     Timeout,
     /// The TLS handshake failed.

@@ -102,7 +102,7 @@ struct Link {
     admission: Admission,
     heard: Instant,
     outbox: Outbox,
-    /// It is in [`Relay::ready`], or its shell is writing.
+    /// Whether the link is in [`Relay::ready`], or its shell is writing.
     is_ready: bool,
     closing: bool,
     control: TokenBucket,

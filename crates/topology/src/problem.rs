@@ -85,7 +85,7 @@ pub enum Problem {
     EntryNodesMissing {
         /// The external member.
         node: String,
-        /// Their names, as the member gives them.
+        /// Names of the entry nodes, as the member gives them.
         missing: Vec<String>,
         /// Whether there is no other.
         is_unreachable: bool,

@@ -53,12 +53,12 @@ impl Keys {
 pub(crate) struct Engine {
     mtu: u16,
     keys: Option<Keys>,
-    /// When the device did something first.
+    /// Time at which the device did something first.
     started: Option<Now>,
     random: Box<dyn Random + Send>,
     /// Boxed: half of a hash map is empty.
     peers: HashMap<PublicKey, Box<Peer>>,
-    /// When the timers of peers are due; the others have none.
+    /// Times at which the timers of peers are due; the others have none.
     timers: BTreeSet<(Instant, PublicKey)>,
     allowed: AllowedIps,
     accepted: AcceptedIps,
@@ -350,7 +350,7 @@ impl Engine {
         }
     }
 
-    /// When to call [`Self::tick`]; `None` if only a message or a change brings work.
+    /// Time at which to call [`Self::tick`]; `None` if only a message or a change brings work.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.timers.first().map(|(due, _)| *due)
     }

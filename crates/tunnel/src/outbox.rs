@@ -12,7 +12,7 @@ use crate::workers::{Work, Workers};
 
 /// Datagrams of one batch: `UDP_MAX_SEGMENTS` of `include/linux/udp.h` before Linux 6.9.
 const MAX_DATAGRAMS: usize = 64;
-/// Their bytes: the kernel makes one UDP packet of a batch before it cuts it, and none over IPv4 has a longer payload.
+/// Bytes of one batch: the kernel makes one UDP packet of a batch before it cuts it, and none over IPv4 has a longer payload.
 const MAX_BATCH: usize = 65_507;
 /// Bytes that wait in all; what comes then is lost, as in any full queue of a network.
 const MAX_WAITING: usize = 4 << 20;

@@ -17,7 +17,7 @@ use crate::udp::{self, Path, Sockets};
 
 /// Datagrams that wait for the reader.
 const MAX_QUEUED: usize = 256;
-/// Their bytes in all.
+/// Bytes of all datagrams that wait for the reader.
 const MAX_QUEUED_BYTES: usize = 256 << 10;
 
 /// A received datagram.

@@ -38,7 +38,7 @@ const MAX_STAGED: usize = 32;
 
 /// A peer of the device.
 pub(crate) struct Peer {
-    /// When its timers run next, as the engine has it in its queue.
+    /// Time at which its timers run next, as the engine has it in its queue.
     pub(crate) due: Option<Instant>,
     key: PublicKey,
     identity: Arc<Identity>,

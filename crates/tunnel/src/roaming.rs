@@ -16,11 +16,11 @@ pub const HOLD_AT_RELAY: Duration = Duration::from_secs(3);
 /// path may be in doubt, for what sends both ways meanwhile.
 pub const RELAYED_ALONE: Duration = Duration::from_secs(2);
 
-/// When the session of one peer moves.
+/// Rule by which the session of one peer moves to another endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Roaming {
     held_until: Option<Instant>,
-    /// When the first packet came by way of a relay since the direct endpoint in use last delivered.
+    /// Time at which the first packet came by way of a relay since the direct endpoint in use last delivered.
     relayed_since: Option<Instant>,
 }
 

@@ -16,7 +16,7 @@ pub struct Response {
     pub body: Vec<u8>,
 }
 
-/// It is no HTTP response, or ends too early.
+/// The text is no HTTP response, or ends too early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it is no HTTP response")]
 pub struct NotHttp;

@@ -123,13 +123,13 @@ pub struct Header {
 /// Reason why a datagram is not a probe of this peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidProbe {
-    /// It does not begin with [`MAGIC`], or is shorter than [`MIN_LENGTH`].
+    /// The datagram does not begin with [`MAGIC`], or is shorter than [`MIN_LENGTH`].
     #[error("not a path probe")]
     NotProbe,
     /// A version that this implementation does not read.
     #[error("path probe of version {0}, where version {VERSION} is known")]
     Version(u8),
-    /// It was not made with the keys of this peer.
+    /// The probe was not made with the keys of this peer.
     #[error("path probe that fails authentication")]
     Unauthenticated,
     /// A kind that this version does not have.

@@ -29,7 +29,7 @@ const MAX_PROVEN: u32 = 3_000;
 /// Decision about a handshake message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It may cost a Diffie-Hellman computation.
+    /// The message may cost a Diffie-Hellman computation.
     Accept,
     /// Dropped without an answer: it is no handshake message, `mac1` is wrong, or its sender has sent too many with a cookie.
     Refuse,

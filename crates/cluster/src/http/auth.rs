@@ -33,7 +33,7 @@ enum Verdict {
     Allowed,
     /// The user of the token may not read metrics.
     Forbidden,
-    /// It is no valid token.
+    /// The token is not valid.
     Unauthenticated,
 }
 

@@ -43,7 +43,7 @@ pub(super) enum Failure {
     /// The API server refuses it.
     #[error("{0}")]
     Rejected(String),
-    /// It is being deleted.
+    /// The object is being deleted.
     #[error("{0}")]
     Terminating(String),
     /// The API server does not answer, or the object has just changed.

@@ -54,7 +54,7 @@ pub enum Rejection {
     /// No peer can have this address.
     #[error("an endpoint is no address of a peer")]
     EndpointAddress,
-    /// It has more endpoints than the protocol permits.
+    /// The member has more endpoints than the protocol permits.
     #[error("it has too many endpoints")]
     Endpoints,
     /// The identifier is empty or too long.

@@ -47,10 +47,10 @@ pub enum KeyDefect {
     /// A key of zeros is what some tools write for "no key".
     #[error("the key is all zeros")]
     AllZeros,
-    /// It is no key.
+    /// The text is no key.
     #[error(transparent)]
     Invalid(#[from] InvalidKey),
-    /// It is not UTF-8.
+    /// The content is not UTF-8.
     #[error("it is not text")]
     NotText,
 }

@@ -77,7 +77,7 @@ pub fn generation(socket: &mut Socket) -> Result<u32> {
 pub struct RuleTraffic {
     /// Packets.
     pub packets: u64,
-    /// Their bytes, from the IP header on.
+    /// Bytes of these packets, from the IP header on.
     pub bytes: u64,
 }
 

@@ -98,7 +98,7 @@ pub struct Link {
     pub up: bool,
     /// The carrier is up (`IFF_LOWER_UP`).
     pub carrier: bool,
-    /// It can send (`IF_OPER_UP`; a device that does not report its state counts as up). After the carrier comes up the kernel
+    /// Whether the link can send (`IF_OPER_UP`; a device that does not report its state counts as up). After the carrier comes up the kernel
     /// takes a moment to reach this state, and drops packets sent before (RFC 2863, section 3.1.13).
     pub operational: bool,
     /// Class of the link.

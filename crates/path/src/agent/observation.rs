@@ -1,4 +1,4 @@
-//! When the device's state of a peer is needed.
+//! Times at which the device's state of a peer is needed.
 
 use std::time::Duration;
 

@@ -42,7 +42,7 @@ pub(super) struct OwnCandidates {
     list: Vec<probe::Candidate>,
     /// Something changed that the list follows from.
     pub(super) is_outdated: bool,
-    /// When peers are told of another list, and when they were told last.
+    /// Time at which peers are told of another list, and at which they were told last.
     pub(super) due: Option<Duration>,
     told: Option<Duration>,
 }

@@ -23,13 +23,13 @@ pub(super) struct Peer {
     pub(super) needs_keepalives: bool,
     /// The request that last named candidates of the peer: its epoch and counter.
     pub(super) named: Option<(Epoch, u64)>,
-    /// When the prober is to run next.
+    /// Time at which the prober is to run next.
     pub(super) probe_due: Option<Duration>,
     /// The state of the last [`Event::StateChanged`].
     pub(super) state: State,
-    /// When an endpoint was last set, or the peer added.
+    /// Time at which an endpoint was last set, or the peer added.
     pub(super) changed: Duration,
-    /// When this machine is to run next.
+    /// Time at which this machine is to run next.
     pub(super) due: Option<Duration>,
     /// An [`Event::ObservationDue`] waits in the queue.
     pub(super) observation_queued: bool,

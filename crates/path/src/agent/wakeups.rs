@@ -10,9 +10,9 @@ use crate::timers::TimerQueue;
 /// The timers of all peers, each of which keeps the moments of its own.
 #[derive(Debug, Default)]
 pub(super) struct Wakeups {
-    /// When the device's state of a peer is needed.
+    /// Times at which the device's state of a peer is needed.
     pub(super) observations: TimerQueue<PublicKey>,
-    /// When its prober runs.
+    /// Times at which the probers of peers run.
     pub(super) probes: TimerQueue<PublicKey>,
 }
 

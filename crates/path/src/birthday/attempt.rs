@@ -23,7 +23,7 @@ pub(super) struct Attempt {
     /// The peer's endpoint, or the address of its NAT.
     pub(super) target: SocketAddr,
     pub(super) began: Duration,
-    /// When the peer is told next.
+    /// Time at which the peer is told next.
     pub(super) next_ask: Option<Duration>,
     /// Requests over the relay whose answers are waited for; the oldest make room.
     pub(super) asked: VecDeque<TransactionId>,

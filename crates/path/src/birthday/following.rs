@@ -14,7 +14,7 @@ pub(super) struct Following {
     since: Duration,
     volley: Volley,
     pub(super) reached: Confirming<SocketAddr>,
-    /// When the peer last said that it takes part.
+    /// Time at which the peer last said that it takes part.
     heard: Duration,
 }
 
@@ -37,7 +37,7 @@ impl Following {
         self.volley.due(now)
     }
 
-    /// When something is due next.
+    /// Time at which something is due next.
     pub(super) fn next(&self) -> Duration {
         let next = self.volley.next();
         if self.volley.is_over() { next.saturating_add(LAST_ANSWER).max(self.next_end()) } else { next }

@@ -44,7 +44,7 @@ impl Birthdays {
         }
     }
 
-    /// When the next adopted socket is closed unless a peer uses it.
+    /// Time at which the next adopted socket is closed unless a peer uses it.
     pub(super) fn next_unclaimed(&self) -> Option<Duration> {
         self.adopted.values().min().copied()
     }

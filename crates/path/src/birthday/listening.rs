@@ -14,7 +14,7 @@ use super::limits::{MAX_AT_ONCE, PACE, RATE, SOCKETS, paced};
 pub(super) struct Listening {
     since: Duration,
     sent: u16,
-    /// When requests were last sent.
+    /// Time at which requests were last sent.
     ran: Duration,
     /// The sockets that the peer has reached.
     pub(super) reached: Confirming<u16>,

@@ -83,7 +83,7 @@ impl Measuring {
         true
     }
 
-    /// When something is due next. The shell opens the sockets after it has sent what waits, so they are used a moment later.
+    /// Time at which something is due next. The shell opens the sockets after it has sent what waits, so they are used a moment later.
     pub(super) fn next(&self) -> Duration {
         let is_waiting = self.has_sent && !self.pending.is_empty();
         self.since.saturating_add(if is_waiting { WAIT } else { PACE })

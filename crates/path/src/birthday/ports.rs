@@ -133,7 +133,7 @@ impl Volley {
         self.ran = now;
     }
 
-    /// When the next endpoints are to be asked, or the last one was.
+    /// Time at which the next endpoints are to be asked, or the last one was.
     pub(super) fn next(&self) -> Duration {
         if self.is_over() { self.ran } else { self.ran.saturating_add(PACE) }
     }

@@ -123,7 +123,7 @@ pub(super) struct Record {
     silences: u32,
     /// Endpoint of the peer that the last successful attempt found.
     pub(super) found: Option<SocketAddr>,
-    /// When this node may begin the next one, and when it takes part in one that the peer begins.
+    /// Time at which this node may begin the next one, and from which on it takes part in one that the peer begins.
     pub(super) next: Duration,
     pub(super) accepts: Duration,
 }

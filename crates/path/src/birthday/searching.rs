@@ -34,7 +34,7 @@ pub(super) struct Searching {
     volley: Volley,
     pending: BTreeMap<TransactionId, (SocketAddr, Duration)>,
     asked_back: BTreeSet<SocketAddr>,
-    /// When the peer last said that it takes part.
+    /// Time at which the peer last said that it takes part.
     heard: Duration,
     trial: Option<Trial>,
 }
@@ -75,7 +75,7 @@ impl Searching {
         due.into_iter().map(|to| (to, self.request(now, to, random))).collect()
     }
 
-    /// When something is due next.
+    /// Time at which something is due next.
     pub(super) fn next(&self) -> Duration {
         if let Some(trial) = &self.trial {
             return trial.next;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// When requests are sent to a candidate in one attempt, until it answers.
+/// Times at which requests are sent to a candidate in one attempt, until it answers.
 pub(super) const ATTEMPT: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(100),

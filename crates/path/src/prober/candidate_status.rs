@@ -17,7 +17,7 @@ pub struct CandidateStatus {
     pub is_in_use: bool,
     /// An answer has lately proved that it works.
     pub works: bool,
-    /// It passes short datagrams and loses those that are as long as WireGuard's.
+    /// Whether the path passes short datagrams and loses those that are as long as WireGuard's.
     pub loses_long: bool,
     /// Outcome of the last [`crate::PathAgent::ping`]; `None` without one.
     pub ping: Option<PingOutcome>,

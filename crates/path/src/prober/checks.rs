@@ -15,13 +15,13 @@ const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(400);
 /// The next check, and what became of the last ones.
 #[derive(Debug, Default)]
 pub(super) struct Checks {
-    /// When the path in use is checked next, and whether an answer is missing since the last check.
+    /// Time at which the path in use is checked next, and whether an answer is missing since the last check.
     pub(super) due: Option<(Duration, bool)>,
     /// Answers in a row that are missing.
     pub(super) missed: u8,
-    /// When a message that packets do not reach the peer last counted.
+    /// Time at which a message that packets do not reach the peer last counted.
     pub(super) refused: Option<Duration>,
-    /// When an answer was late, now or the last time.
+    /// Time at which an answer was late, now or the last time.
     pub(super) failing_since: Option<Duration>,
 }
 

@@ -12,7 +12,7 @@ const LEAVING: Duration = Duration::from_millis(500);
 /// Doubt about the path in use.
 #[derive(Debug, Default)]
 pub(super) struct Doubt {
-    /// When the answer to the last check is late.
+    /// Time at which the answer to the last check is late.
     late_at: Option<Duration>,
     /// Until when packets go over the relay as well.
     until: Option<Duration>,
@@ -21,7 +21,7 @@ pub(super) struct Doubt {
 }
 
 impl Doubt {
-    /// When something is due.
+    /// Time at which something is due.
     pub(super) fn next(&self) -> Option<Duration> {
         self.late_at.into_iter().chain(self.until).min()
     }

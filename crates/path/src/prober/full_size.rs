@@ -27,11 +27,11 @@ pub(super) struct FullSize {
     /// Start of the test that runs, and how many of its requests were due.
     test: Option<(Duration, usize)>,
     pending: Vec<TransactionId>,
-    /// When the last test began.
+    /// Time at which the last test began.
     tested: Option<Duration>,
     /// The last test found that only short datagrams pass.
     pub(super) is_lost: bool,
-    /// When a test last found that.
+    /// Time at which a test last found that.
     pub(super) lost_at: Option<Duration>,
 }
 
@@ -70,7 +70,7 @@ impl FullSize {
         *self = Self { test: Some((now, 0)), tested: Some(now), is_lost, lost_at, ..Self::default() };
     }
 
-    /// When something is due next.
+    /// Time at which something is due next.
     pub(super) fn next(&self) -> Option<Duration> {
         let (began, sent) = self.test?;
         Some(ATTEMPT.get(sent).map_or_else(|| end(began), |after| began.saturating_add(*after)))

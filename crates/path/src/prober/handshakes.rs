@@ -26,9 +26,9 @@ pub(super) struct Handshakes {
     asked: u32,
     /// Not before this time is it asked again.
     next_ask: Duration,
-    /// When the request is to be sent.
+    /// Time at which the request is to be sent.
     pub(super) due: Option<Duration>,
-    /// When this node last started a handshake because the peer asked, and when it last tried the paths for that.
+    /// Time at which this node last started a handshake because the peer asked, and at which it last tried the paths for that.
     started: Option<Duration>,
     tried: Option<Duration>,
 }

@@ -24,7 +24,7 @@ const LAST_ANSWER: Duration = Duration::from_secs(1);
 const MAX_FAILED: u8 = 2;
 /// Answered tests that show that they come often enough.
 const ENOUGH_PASSED: u8 = 6;
-/// When that is tested again.
+/// Time after which that is tested again.
 const PAUSE: Duration = Duration::from_secs(6 * 3600);
 /// A peer that is heard after an unanswered test, within this time, was there during the test.
 const HEARD_AGAIN: Duration = Duration::from_secs(60);
@@ -34,11 +34,11 @@ const HEARD_AGAIN: Duration = Duration::from_secs(60);
 pub(super) struct IdleTests {
     /// Address of the peer, to which the results belong.
     of: Option<IpAddr>,
-    /// When the next test begins.
+    /// Time at which the next test begins.
     due: Option<Duration>,
-    /// When the test that runs began.
+    /// Time at which the test that runs began.
     began: Option<Duration>,
-    /// When a test ended without an answer, until the peer is heard.
+    /// Time at which a test ended without an answer, until the peer is heard.
     unanswered: Option<Duration>,
     failed: u8,
     passed: u8,
@@ -46,7 +46,7 @@ pub(super) struct IdleTests {
     begun: usize,
     /// The next packet of the peer begins no test: it is the peer's turn.
     yields: bool,
-    /// When the peer was heard last, or a test ended.
+    /// Time at which the peer was heard last, or a test ended.
     quiet_since: Duration,
     not_before: Duration,
     /// The peer asks for more keepalives.
@@ -59,7 +59,7 @@ impl IdleTests {
         self.began.map(|began| began.saturating_add(last_request).saturating_add(LAST_ANSWER))
     }
 
-    /// When something is due.
+    /// Time at which something is due.
     pub(super) fn next(&self) -> Option<Duration> {
         self.due.into_iter().chain(self.ends()).min()
     }

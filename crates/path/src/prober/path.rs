@@ -39,7 +39,7 @@ pub(super) struct Path {
     pub(super) pending: Vec<(TransactionId, Duration)>,
     /// The smoothed round-trip time, and when the last answer came.
     pub(super) answered: Option<(Duration, Duration)>,
-    /// It was in use and stopped answering.
+    /// Whether the path was in use and stopped answering.
     pub(super) has_failed: bool,
     pub(super) full_size: FullSize,
 }

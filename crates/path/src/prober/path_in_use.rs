@@ -46,7 +46,7 @@ impl Prober {
         }
     }
 
-    /// When the path in use last answered.
+    /// Time at which the path in use last answered.
     fn last_answer(&self) -> Option<Duration> {
         self.paths.in_use().and_then(|path| path.answered).map(|(_, at)| at)
     }

@@ -20,7 +20,7 @@ use super::probe::Probe;
 const UNIT: u32 = 16;
 /// The least MTU: what a tunnel over IPv6 has where that has its own least MTU of 1280 (RFC 8200, section 5).
 const MIN_MTU: u32 = 1200;
-/// When the requests of one length are sent, each with a short one.
+/// Times at which the requests of one length are sent, each with a short one.
 const STEP: [Duration; 3] = [Duration::ZERO, Duration::from_millis(150), Duration::from_millis(400)];
 /// Time to wait for the last answer.
 const LAST_ANSWER: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ pub(super) struct PathMtu {
     pub(super) found: Option<u32>,
     /// Boxed: hardly any peer has one.
     search: Option<Box<Search>>,
-    /// When the last search began.
+    /// Time at which the last search began.
     began: Option<Duration>,
     /// Searches in a row that found nothing, and when the next one may begin.
     failures: u32,
@@ -77,9 +77,9 @@ struct Step {
 enum Answer {
     /// The search goes on.
     Expected,
-    /// It answers no request of the search.
+    /// The answer is to no request of the search.
     Foreign,
-    /// It ends the search.
+    /// The answer ends the search.
     Last(Outcome),
 }
 
@@ -192,7 +192,7 @@ impl Search {
 }
 
 impl PathMtu {
-    /// When something is due next.
+    /// Time at which something is due next.
     pub(super) fn next(&self) -> Option<Duration> {
         self.search.as_deref().map(Search::next)
     }

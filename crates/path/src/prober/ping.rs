@@ -17,11 +17,11 @@ pub(super) struct Ping {
 /// Answer of a candidate to a ping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PingOutcome {
-    /// It answered after this time.
+    /// The candidate answered after this time.
     Answered(Duration),
     /// The limits on what this node sends have allowed no request so far.
     HeldBack,
-    /// It has not answered so far.
+    /// The candidate has not answered so far.
     Unanswered,
 }
 

@@ -15,7 +15,7 @@ pub(crate) struct Probe {
     pub(crate) wants_handshake: bool,
     /// The path has answered lately.
     pub(crate) is_proven: bool,
-    /// It goes over the relay in a round: it carries this node's own candidates.
+    /// Whether the probe goes over the relay in a round: it carries this node's own candidates.
     pub(crate) signals: bool,
     /// Least length in bytes.
     pub(crate) length: usize,

@@ -29,9 +29,9 @@ pub(super) struct Rounds {
     /// Rounds in a row that changed nothing.
     pub(super) in_vain: u32,
     pub(super) next: Option<Duration>,
-    /// When all paths were last tried.
+    /// Time at which all paths were last tried.
     pub(super) began: Option<Duration>,
-    /// When they are tried next because the peer has done so.
+    /// Time at which they are tried next because the peer has done so.
     pub(super) joins: Option<Duration>,
     /// The last round was one that the peer asked for: it is not asked back.
     pub(super) is_joined: bool,

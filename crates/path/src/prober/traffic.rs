@@ -23,7 +23,7 @@ pub(crate) struct Session {
 pub(super) struct Traffic {
     pub(super) session: Session,
     active_until: Option<Duration>,
-    /// When the session was first seen up.
+    /// Time at which the session was first seen up.
     up_since: Option<Duration>,
 }
 

@@ -14,13 +14,13 @@ pub enum EndpointReason {
     BirthdayAttack,
     /// The last live session used it.
     LastGood,
-    /// It has just appeared, or risen above the candidate being tried.
+    /// The candidate has just appeared, or risen above the candidate being tried.
     NewCandidate,
     /// The rotation has reached it.
     NextCandidate,
-    /// It answers probes, and the path of the live session stopped to.
+    /// The candidate answers probes, and the path of the live session stopped to.
     PathFailed,
-    /// It answers probes, and there is no live session.
+    /// The candidate answers probes, and there is no live session.
     ProbeAnswered,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct Attempt {
 pub(super) struct Attempts {
     /// The candidate being tried.
     pub(super) current: Option<Attempt>,
-    /// When the first attempt began.
+    /// Time at which the first attempt began.
     pub(super) began: Option<Duration>,
     /// Address to try before all others: it has just appeared.
     pub(super) urgent: Option<SocketAddr>,

@@ -35,13 +35,13 @@ pub(super) struct Liveness {
     pub(super) silence: Option<Duration>,
     /// The last observation; nothing is decided before the first.
     pub(super) device: Option<Observation>,
-    /// When the last handshake was completed.
+    /// Time at which the last handshake was completed.
     pub(super) handshake: Option<Duration>,
-    /// When the peer's last packet was observed.
+    /// Time at which the peer's last packet was observed.
     pub(super) received: Option<Duration>,
     /// The device's count of sent bytes at that time.
     sent_when_received: u64,
-    /// When an answer to more than keepalives became outstanding.
+    /// Time at which an answer to more than keepalives became outstanding.
     unanswered_since: Option<Duration>,
 }
 

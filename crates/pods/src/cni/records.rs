@@ -19,7 +19,7 @@ use fairlead_wire::spool;
 pub struct Record {
     /// `name` of the network configuration.
     pub network: String,
-    /// When it was last attached; `None` where the file system does not say.
+    /// Time at which it was last attached; `None` where the file system does not say.
     pub since: Option<SystemTime>,
 }
 

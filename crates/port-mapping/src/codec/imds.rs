@@ -19,7 +19,7 @@ pub struct Token(String);
 /// Reason why a response is of no use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidResponse {
-    /// It is no HTTP response, or ends too early.
+    /// The text is no HTTP response, or ends too early.
     #[error("it is no HTTP response")]
     Format,
     /// Another status than 200; 404 where the instance has no public address.

@@ -47,7 +47,7 @@ struct Held {
 enum Passed {
     /// A link has taken it. It is sent once more if the peer is heard before it answers: it may not have been there in time.
     Once,
-    /// It has been sent after the peer was heard.
+    /// The initiation has been sent after the peer was heard.
     Repeated,
     /// No link has taken it, or the link has ended, or the peer had none.
     Unsent,

@@ -18,7 +18,7 @@ pub(super) enum Action {
     Wait(Instant),
     /// Send a ping.
     Ping,
-    /// It does not answer.
+    /// The relay does not answer.
     End,
 }
 

@@ -20,7 +20,7 @@ pub(super) enum Role {
 /// Reason why a link has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// It broke, or the relay said nothing more.
+    /// The link broke, or the relay said nothing more.
     Lost,
     /// The relay ended it with an error.
     Refused,

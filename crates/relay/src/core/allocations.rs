@@ -41,13 +41,13 @@ pub struct AllocationLimits {
 /// Reason why a client gets no port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AllocationRefusal {
-    /// It has as many as it may have.
+    /// The client has as many as it may have.
     ClientLimit,
     /// No port is free.
     NoPort,
     /// The peer has no link to this relay, or is the client itself.
     NotRegistered,
-    /// It asks too often.
+    /// The client asks too often.
     RateLimited,
 }
 
@@ -109,7 +109,7 @@ pub enum Output {
 pub struct AllocationCounters {
     /// Datagrams passed on.
     pub datagrams: u64,
-    /// Their bytes.
+    /// Bytes of these datagrams.
     pub bytes: u64,
     /// Addresses that were bound, also again.
     pub bindings: u64,

@@ -7,7 +7,7 @@ pub enum DropReason {
     NotRegistered,
     /// The queue to the peer was full; the oldest datagrams in it were dropped.
     QueueFull,
-    /// It waited too long: the peer reads slower than others send to it.
+    /// The datagram waited too long: the peer reads slower than others send to it.
     QueueTime,
     /// The sender exceeded its rate.
     RateLimited,
@@ -33,7 +33,7 @@ impl DropReason {
 pub struct Counters {
     /// Datagrams queued for their peer.
     pub datagrams: u64,
-    /// Their bytes, without the frames around them.
+    /// Bytes of these datagrams, without the frames around them.
     pub bytes: u64,
     /// Registrations that were accepted.
     pub registrations: u64,

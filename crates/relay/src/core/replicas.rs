@@ -28,7 +28,7 @@ pub enum ReplicaRefusal {
     /// There are too many.
     #[error("there are {MAX_LINKS} connections to other replicas already")]
     Full,
-    /// It is this replica.
+    /// The other replica is this one.
     #[error("it is this replica itself")]
     Itself,
 }
@@ -64,7 +64,7 @@ struct ReplicaLink {
     /// Keys whose state here the other end is to be told.
     pending: BTreeSet<PublicKey>,
     outbox: Outbox,
-    /// It is in [`Replicas::ready`], or its shell is writing.
+    /// Whether the link is in [`Replicas::ready`], or its shell is writing.
     is_ready: bool,
 }
 

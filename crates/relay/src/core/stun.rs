@@ -20,13 +20,13 @@ const LIMITS: usize = 4096;
 /// Reason why a request is not answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StunDrop {
-    /// It is no binding request.
+    /// The datagram is no binding request.
     Malformed,
     /// The source has had as many answers as it may in this second.
     RateLimited,
     /// The answer would be longer.
     Short,
-    /// It wants an answer from the second port and does not prove that a client sent it.
+    /// The request wants an answer from the second port and does not prove that a client sent it.
     Unauthenticated,
 }
 

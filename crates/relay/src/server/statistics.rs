@@ -44,9 +44,9 @@ pub enum Rejection {
     Full,
     /// The key or the token is not allowed.
     NotAllowed,
-    /// It was no client of this protocol, or the connection failed.
+    /// The caller was no client of this protocol, or the connection failed.
     Protocol,
-    /// It took too long.
+    /// The registration took too long.
     Timeout,
     /// The TLS handshake failed.
     Tls,

@@ -29,11 +29,11 @@ struct Client {
 
 /// Request of the new process.
 pub(crate) enum Request<'a> {
-    /// It has connected and waits for the offer.
+    /// The new process has connected and waits for the offer.
     Connected,
     /// Handle these datagrams as if they had just arrived; all but the last are so many bytes long.
     Datagrams(Path, usize, &'a [u8]),
-    /// It has taken over everything.
+    /// The new process has taken over everything.
     Finished,
 }
 

@@ -20,14 +20,14 @@ pub(super) struct Handshakes {
     pub(super) has_unusable_key: bool,
     /// A cookie has come, and no initiation was sent with it yet.
     pub(super) has_new_cookie: bool,
-    /// When one was last started.
+    /// Time at which a handshake was last started.
     attempted: Option<Instant>,
-    /// When one of the peer was last answered that it has not confirmed yet.
+    /// Time at which a handshake of the peer was last answered that the peer has not confirmed yet.
     answered: Option<Instant>,
     /// Number of handshakes in a row that were started only for a keepalive and not answered.
     pub(super) unanswered: u32,
     repeats: Option<Repeats>,
-    /// When one was last completed.
+    /// Time at which a handshake was last completed.
     pub(super) completed: Option<SystemTime>,
 }
 
@@ -76,7 +76,7 @@ impl Handshakes {
         self.repeats = None;
     }
 
-    /// When the next message of a series is due.
+    /// Time at which the next message of a series is due.
     pub(super) fn next_repeat(&self) -> Option<Instant> {
         let due = self.repeats.as_ref()?.due()?;
         let confirmation = self.answered.and_then(|at| at.checked_add(CONFIRMATION_TIMEOUT));
@@ -88,7 +88,7 @@ impl Handshakes {
         self.repeats.as_mut().and_then(Repeats::take_copy)
     }
 
-    /// When a keepalive asks for the next one; pauses grow up to `longest`.
+    /// Time at which a keepalive asks for the next one; pauses grow up to `longest`.
     pub(super) fn next(&self, now: Instant, peer: &PublicKey, longest: Duration) -> Option<Instant> {
         let pause = self.pause(peer, longest);
         let asked = self.attempted.map_or(Some(now), |last| last.checked_add(pause))?;

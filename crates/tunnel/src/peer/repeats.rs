@@ -38,7 +38,7 @@ impl Repeats {
         Self { started, left: &REPEATS, last: None }
     }
 
-    /// When the next one is due.
+    /// Time at which the next one is due.
     pub(super) fn due(&self) -> Option<Instant> {
         self.started.checked_add(self.left.first()?.0)
     }

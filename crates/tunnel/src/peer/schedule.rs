@@ -1,4 +1,4 @@
-//! When a peer's timers run, and when it rests.
+//! Times at which a peer's timers run, and at which the peer rests.
 
 use std::time::{Duration, Instant};
 
@@ -74,7 +74,7 @@ impl Peer {
         self.initiate(true, context);
     }
 
-    /// When to call [`Self::tick`]. `None` if only a message or a change brings work.
+    /// Time at which to call [`Self::tick`]. `None` if only a message or a change brings work.
     pub(crate) fn poll_timeout(&self, now: Instant, pace: &Pace) -> Option<Instant> {
         let protocol = self.sessions.tunnel.as_ref().and_then(|tunnel| tunnel.poll_timeout());
         let previous = self.sessions.previous_until();
@@ -82,7 +82,7 @@ impl Peer {
         protocol.into_iter().chain(previous).chain(others.into_iter().flatten()).min()
     }
 
-    /// When an answer to packets in the session is missed.
+    /// Time at which an answer to packets in the session is missed.
     fn missed_at(&self, now: Instant) -> Option<Instant> {
         self.traffic.missed_at().filter(|_| self.is_live(now))
     }
@@ -119,7 +119,7 @@ impl Peer {
             .map(|seconds| Duration::from_secs(seconds.into()))
     }
 
-    /// When the next persistent keepalive is due, or the handshake that it needs.
+    /// Time at which the next persistent keepalive is due, or the handshake that it needs.
     fn keepalive_at(&self, now: Instant, pace: &Pace) -> Option<Instant> {
         let interval = self.keepalive_interval().filter(|_| self.may_ask())?;
         if self.is_live(now) {

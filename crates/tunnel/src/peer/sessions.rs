@@ -20,9 +20,9 @@ struct Previous {
 
 /// A data message that came in a session for the first time.
 pub(super) struct ReceivedData {
-    /// It confirms the session of the last response.
+    /// Whether the packet confirms the session of the last response.
     pub(super) confirms: bool,
-    /// It was sent before one that has arrived: by a way that the peer has left since.
+    /// Whether the packet was sent before one that has arrived: by a way that the peer has left since.
     pub(super) is_overtaken: bool,
 }
 
@@ -107,7 +107,7 @@ impl Sessions {
             last.zip(tunnel).map(|((index, _), tunnel)| Box::new(Previous { tunnel, index, until }));
     }
 
-    /// When the session of the identity that was replaced ends.
+    /// Time at which the session of the identity that was replaced ends.
     pub(super) fn previous_until(&self) -> Option<Instant> {
         self.previous.as_ref().map(|previous| previous.until)
     }

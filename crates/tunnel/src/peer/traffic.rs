@@ -8,11 +8,11 @@ const MISSED_AFTER: Duration = Duration::from_millis(500);
 /// Counters and moments of what was exchanged.
 #[derive(Default)]
 pub(super) struct Traffic {
-    /// When an authenticated packet was last sent; `None` asks for a keepalive now. What is received does not count, as it does
+    /// Time at which an authenticated packet was last sent; `None` asks for a keepalive now. What is received does not count, as it does
     /// in the kernel: an inbound packet need not refresh the mapping of a NAT (RFC 4787, 4.3), and of two nodes that send
     /// keepalives one would never be heard.
     pub(super) last_sent: Option<Instant>,
-    /// When the first inner packet was sent since anything came from the peer, or since [`Self::stop_waiting`].
+    /// Time at which the first inner packet was sent since anything came from the peer, or since [`Self::stop_waiting`].
     waiting_since: Option<Instant>,
     pub(super) rx_bytes: u64,
     pub(super) tx_bytes: u64,
@@ -29,7 +29,7 @@ impl Traffic {
         self.waiting_since = None;
     }
 
-    /// When packets that were sent have been unanswered for [`MISSED_AFTER`].
+    /// Time at which packets that were sent have been unanswered for [`MISSED_AFTER`].
     pub(super) fn missed_at(&self) -> Option<Instant> {
         self.waiting_since?.checked_add(MISSED_AFTER)
     }

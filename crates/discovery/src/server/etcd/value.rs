@@ -46,7 +46,7 @@ pub enum Rejection {
     /// Without a lease etcd would keep it although its replica and its client are gone.
     #[error("the key has no lease, or one that is over")]
     Lease,
-    /// It is more than this server accepts from clients.
+    /// The value is more than this server accepts from clients.
     #[error("{0}")]
     Limit(Refusal),
     /// The value is not readable.

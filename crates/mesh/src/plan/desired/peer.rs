@@ -17,7 +17,7 @@ pub struct DesiredPeer {
     pub config: PeerConfig,
     /// Candidates of the peer, best first, and the policy of its path.
     pub paths: PeerPaths,
-    /// It may be reached by way of a relay.
+    /// Whether the peer may be reached by way of a relay.
     pub uses_relay: bool,
     /// The NAT that it publishes, as far as it matters: symmetric, port-restricted, or unknown.
     pub nat: NatType,
