@@ -10,11 +10,14 @@ use std::pin::pin;
 use std::time::Instant;
 
 use futures::{Stream, StreamExt};
-use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::{self, Lookup, Store};
-use kube::runtime::watcher::{self, Event};
+use kube::runtime::watcher::Event;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
+use crate::lean;
 use crate::subsystem::Subsystem;
 
 /// Seconds after which the server ends a watch and it is begun anew. A connection that is dead without a reset (a NAT
@@ -115,6 +118,19 @@ where
     K::DynamicType: Hash + Eq + Clone + Debug + Default + Send + Sync,
 {
     start_noting(subsystem, what, events, |_| {})
+}
+
+/// Watches all objects of a kind that `config` selects, as [`start`] does, without the metadata that [`lean::any`] removes.
+pub fn watch_all<K>(
+    subsystem: &mut Subsystem,
+    what: &'static str,
+    client: &Client,
+    config: watcher::Config,
+) -> Cache<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    start(subsystem, what, watcher(Api::all(client.clone()), config).modify(lean::any))
 }
 
 /// Like [`start`]; `deleted` is called with each object whose deletion the watch shows, after it has left the cache and before others

@@ -82,8 +82,7 @@ struct Caches {
 
 impl Caches {
     fn start(subsystem: &mut Subsystem, client: &Client) -> Self {
-        let pools = watcher(Api::all(client.clone()), config()).modify(lean::any);
-        let pools = caches::start(subsystem, "AddressPools", pools);
+        let pools = caches::watch_all(subsystem, "AddressPools", client, config());
         let known = Arc::new(Mutex::new(KnownBlocks::default()));
         let blocks = watcher(Api::all(client.clone()), config()).modify(lean::labelled);
         let follower = Arc::clone(&known);
@@ -97,14 +96,12 @@ impl Caches {
         let requests = caches::start(subsystem, "BlockRequests", requests);
         let nodes = watcher(Api::all(client.clone()), config()).modify(trim_node);
         let nodes = caches::start(subsystem, "Nodes", nodes);
-        let meshes = watcher(Api::all(client.clone()), config()).modify(lean::any);
-        let meshes = caches::start(subsystem, "WireKubeMeshes", meshes);
+        let meshes = caches::watch_all(subsystem, "WireKubeMeshes", client, config());
         let peers = watcher(Api::all(client.clone()), config()).modify(lean::any);
         let noted = Noted::default();
         let noting = noted.clone();
         let peers = caches::start_noting(subsystem, "WireKubePeers", peers, move |peer| noting.note(peer));
-        let egresses = watcher(Api::all(client.clone()), config()).modify(lean::any);
-        let egresses = caches::start(subsystem, "Egresses", egresses);
+        let egresses = caches::watch_all(subsystem, "Egresses", client, config());
         Self { blocks, known, pools, requests, nodes, meshes, peers, noted, egresses }
     }
 

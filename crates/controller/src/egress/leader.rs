@@ -1,7 +1,6 @@
 //! Work of the elected replica: it looks at all Egresses whenever one of their objects changes, and at times in between.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +8,6 @@ use fairlead_api::names::EGRESS_PROGRAM;
 use fairlead_api::resources::Egress;
 use fairlead_cluster::caches::{self, Cache, config};
 use fairlead_cluster::events::{EventPublisher, ProblemEvent, ProblemEvents};
-use fairlead_cluster::lean;
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::objects::{Defaults, role_binding, selector_of_all};
 use fairlead_egress::status::{Finding, invalid_selectors};
@@ -21,9 +19,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::runtime::events::Reporter;
 use kube::runtime::reflector::{ObjectRef, Store};
-use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Resource, ResourceExt as _};
-use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -69,12 +65,14 @@ pub(super) struct Stores {
 pub(super) fn start(subsystem: &mut Subsystem, client: &Client, settings: &Settings, metrics: &Metrics) {
     let ours = || config().labels(&selector_of_all());
     let binding = config().fields(&format!("metadata.name={EGRESS_PROGRAM}"));
-    let egresses: Cache<Egress> = cache(subsystem, "Egresses", client, config());
-    let deployments: Cache<Deployment> = cache(subsystem, "Deployments", client, ours());
-    let services: Cache<Service> = cache(subsystem, "Services", client, ours());
-    let budgets: Cache<PodDisruptionBudget> = cache(subsystem, "PodDisruptionBudgets", client, ours());
-    let accounts: Cache<ServiceAccount> = cache(subsystem, "ServiceAccounts", client, ours());
-    let bindings: Cache<ClusterRoleBinding> = cache(subsystem, "ClusterRoleBindings", client, binding);
+    let egresses: Cache<Egress> = caches::watch_all(subsystem, "Egresses", client, config());
+    let deployments: Cache<Deployment> = caches::watch_all(subsystem, "Deployments", client, ours());
+    let services: Cache<Service> = caches::watch_all(subsystem, "Services", client, ours());
+    let budgets: Cache<PodDisruptionBudget> =
+        caches::watch_all(subsystem, "PodDisruptionBudgets", client, ours());
+    let accounts: Cache<ServiceAccount> = caches::watch_all(subsystem, "ServiceAccounts", client, ours());
+    let bindings: Cache<ClusterRoleBinding> =
+        caches::watch_all(subsystem, "ClusterRoleBindings", client, binding);
     let (cluster_ranges, changed_ranges) = ranges::start(subsystem, client);
     let (sources, [leases, pods, roles, role_bindings, blocks]) =
         SourceAddresses::start(subsystem, client, &settings.source_addresses);
@@ -123,19 +121,6 @@ pub(super) fn start(subsystem: &mut Subsystem, client: &Client, settings: &Setti
     };
     let changes = Changes { watches, resync: RESYNC_INTERVAL, debounce: DEBOUNCE };
     subsystem.spawn("gateways", leader.run(changes));
-}
-
-fn cache<K>(
-    subsystem: &mut Subsystem,
-    what: &'static str,
-    client: &Client,
-    config: watcher::Config,
-) -> Cache<K>
-where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
-{
-    let events = watcher(Api::<K>::all(client.clone()), config).modify(lean::any);
-    caches::start(subsystem, what, events)
 }
 
 struct Leader {

@@ -85,12 +85,10 @@ impl RangeCaches {
     /// Starts the watches.
     fn start(subsystem: &mut Subsystem, client: &Client) -> Self {
         let nodes = watcher(Api::<SlimNode>::all(client.clone()), config()).modify(lean::identified);
-        let pools = watcher(Api::<AddressPool>::all(client.clone()), config()).modify(lean::any);
-        let services = watcher(Api::<ServiceCIDR>::all(client.clone()), config()).modify(lean::any);
         Self {
             nodes: caches::start(subsystem, "ranges of Nodes", nodes),
-            pools: caches::start(subsystem, "AddressPools", pools),
-            services: caches::start(subsystem, "ServiceCIDRs", services),
+            pools: caches::watch_all(subsystem, "AddressPools", client, config()),
+            services: caches::watch_all(subsystem, "ServiceCIDRs", client, config()),
         }
     }
 

@@ -112,16 +112,12 @@ impl SourceAddresses {
         let mut signals: [watch::Receiver<u64>; KINDS] = std::array::from_fn(|_| never.clone());
         let watched = (!permitted.is_empty()).then(|| {
             let ours = || config().labels(&selector_of_all());
-            let leases = watcher(Api::<Lease>::all(client.clone()), ours()).modify(lean::any);
-            let leases: Cache<Lease> = caches::start(subsystem, "Leases", leases);
+            let leases: Cache<Lease> = caches::watch_all(subsystem, "Leases", client, ours());
             let pods = watcher(Api::<Pod>::all(client.clone()), ours()).modify(slim_pod);
             let pods: Cache<Pod> = caches::start(subsystem, "gateway pods", pods);
-            let roles = watcher(Api::<Role>::all(client.clone()), ours()).modify(lean::any);
-            let roles: Cache<Role> = caches::start(subsystem, "Roles", roles);
-            let bindings = watcher(Api::<RoleBinding>::all(client.clone()), ours()).modify(lean::any);
-            let bindings: Cache<RoleBinding> = caches::start(subsystem, "RoleBindings", bindings);
-            let blocks = watcher(Api::<AddressBlock>::all(client.clone()), config()).modify(lean::any);
-            let blocks: Cache<AddressBlock> = caches::start(subsystem, "AddressBlocks", blocks);
+            let roles: Cache<Role> = caches::watch_all(subsystem, "Roles", client, ours());
+            let bindings: Cache<RoleBinding> = caches::watch_all(subsystem, "RoleBindings", client, ours());
+            let blocks: Cache<AddressBlock> = caches::watch_all(subsystem, "AddressBlocks", client, config());
             signals = [
                 leases.subscribe(),
                 pods.subscribe(),

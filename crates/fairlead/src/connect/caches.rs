@@ -1,21 +1,17 @@
 //! The watch caches of `fairlead connect`.
 
-use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use fairlead_api::resources::{AddressBlock, AddressPool, KiloPeer, WireKubeMesh, WireKubePeer};
 use fairlead_cli::peer::Cluster;
-use fairlead_cluster::caches::{self, Cache, Refusal};
-use fairlead_cluster::lean;
+use fairlead_cluster::caches::{self, Cache, Refusal, config};
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_members::configuration::Objects;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::api::DynamicObject;
-use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client, Resource, ResourceExt as _};
-use serde::de::DeserializeOwned;
+use kube::{Client, Resource, ResourceExt as _};
 use serde_json::json;
 
 /// Time-out of the first lists of the API server.
@@ -36,14 +32,14 @@ pub(super) struct Caches {
 impl Caches {
     /// Starts the watches. Of the Peers it is this machine's alone: the others' have preshared keys.
     pub(super) fn start(subsystem: &mut Subsystem, client: &Client, peer: &str) -> Self {
-        let own = caches::config().fields(&format!("metadata.name={peer}"));
+        let own = config().fields(&format!("metadata.name={peer}"));
         Self {
-            blocks: start(subsystem, "AddressBlocks", client, caches::config()),
-            meshes: start(subsystem, "WireKubeMeshes", client, caches::config()),
-            own: start(subsystem, "this machine's Peer", client, own),
-            peers: start(subsystem, "WireKubePeers", client, caches::config()),
-            pools: start(subsystem, "AddressPools", client, caches::config()),
-            services: start(subsystem, "ServiceCIDRs", client, caches::config()),
+            blocks: caches::watch_all(subsystem, "AddressBlocks", client, config()),
+            meshes: caches::watch_all(subsystem, "WireKubeMeshes", client, config()),
+            own: caches::watch_all(subsystem, "this machine's Peer", client, own),
+            peers: caches::watch_all(subsystem, "WireKubePeers", client, config()),
+            pools: caches::watch_all(subsystem, "AddressPools", client, config()),
+            services: caches::watch_all(subsystem, "ServiceCIDRs", client, config()),
         }
     }
 
@@ -132,16 +128,4 @@ where
     K: Resource<DynamicType = ()> + Clone,
 {
     cache.store.state().iter().map(|object| (**object).clone()).collect()
-}
-
-fn start<K>(
-    subsystem: &mut Subsystem,
-    what: &'static str,
-    client: &Client,
-    config: watcher::Config,
-) -> Cache<K>
-where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
-{
-    caches::start(subsystem, what, watcher(Api::all(client.clone()), config).modify(lean::any))
 }

@@ -1,13 +1,11 @@
 //! The watch caches of the node program.
 
-use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlead_api::names::{PEER_PRESHARED_KEYS_SECRET, SYSTEM_NAMESPACE};
 use fairlead_api::resources::{AddressPool, KiloPeer, WireKubeMesh};
 use fairlead_cluster::caches::{self, Cache, Refusal};
-use fairlead_cluster::lean;
 use fairlead_cluster::pods::{self as cluster_pods, SlimPod};
 use fairlead_cluster::subsystem::{Readiness, Subsystem};
 use fairlead_members::cached_block::CachedBlock;
@@ -21,8 +19,7 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Secret};
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::api::{ApiResource, DynamicObject, PartialObjectMeta};
 use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Api, Client, Resource};
-use serde::de::DeserializeOwned;
+use kube::{Api, Client};
 
 use super::settings::Settings;
 
@@ -86,17 +83,17 @@ impl Caches {
         let peers = caches::start_noting(subsystem, "WireKubePeers", peers, move |peer| deleted.note(peer));
         let caches = Arc::new(Self {
             allocates: settings.enable_ipam,
-            nodes: start(subsystem, "this Node", client, own_node),
-            namespaces: start(subsystem, "Namespaces", client, caches::config()),
-            pools: start(subsystem, "AddressPools", client, caches::config()),
+            nodes: Arc::new(caches::watch_all(subsystem, "this Node", client, own_node)),
+            namespaces: Arc::new(caches::watch_all(subsystem, "Namespaces", client, caches::config())),
+            pools: Arc::new(caches::watch_all(subsystem, "AddressPools", client, caches::config())),
             blocks: Arc::new(caches::start(subsystem, "AddressBlocks", blocks)),
             own_blocks,
-            meshes: start(subsystem, "WireKubeMeshes", client, caches::config()),
+            meshes: Arc::new(caches::watch_all(subsystem, "WireKubeMeshes", client, caches::config())),
             peers: Arc::new(peers),
             deleted_peers,
             external_peers: Arc::new(caches::start(subsystem, "Peers", external)),
             preshared_keys: Arc::new(caches::start(subsystem, "preshared keys of Peers", keys)),
-            service_ranges: start(subsystem, "ServiceCIDRs", client, caches::config()),
+            service_ranges: Arc::new(caches::watch_all(subsystem, "ServiceCIDRs", client, caches::config())),
             pods: Arc::new(caches::start(subsystem, "this node's Pods", pods)),
         });
         subsystem.readiness(Arc::<Self>::clone(&caches));
@@ -174,17 +171,4 @@ impl Readiness for Caches {
         }
         Some(reason)
     }
-}
-
-fn start<K>(
-    subsystem: &mut Subsystem,
-    what: &'static str,
-    client: &Client,
-    config: watcher::Config,
-) -> Arc<Cache<K>>
-where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
-{
-    let events = watcher(Api::all(client.clone()), config).modify(lean::any);
-    Arc::new(caches::start(subsystem, what, events))
 }
