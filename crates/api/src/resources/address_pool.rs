@@ -133,7 +133,7 @@ pub struct AddressPoolStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub free: Option<i64>,
-    /// How many nodes hold blocks.
+    /// Number of nodes that hold blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub node_count: Option<i64>,
@@ -158,7 +158,7 @@ pub const MAX_LISTED_NODES: usize = 500;
 pub struct NodeBlocks {
     /// Name of the node.
     pub name: String,
-    /// How many blocks it holds.
+    /// Number of blocks that the node holds.
     #[schemars(range(min = 1))]
     pub blocks: i64,
 }
@@ -193,8 +193,8 @@ pub(super) fn parse_prefixes(ipv4: Option<&str>, ipv6: Option<&str>) -> Result<D
 }
 
 impl AddressPool {
-    /// When the API server created the pool, in seconds since 1970; `i64::MAX` for an object it has not stored. Of pools
-    /// that overlap, the oldest has the addresses.
+    /// Time at which the API server created the pool, in seconds since 1970; `i64::MAX` for an object it has not stored. Of
+    /// pools that overlap, the oldest has the addresses.
     pub fn created_at(&self) -> i64 {
         self.metadata.creation_timestamp.as_ref().map_or(i64::MAX, |time| time.0.as_second())
     }

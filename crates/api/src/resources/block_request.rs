@@ -9,7 +9,7 @@ use super::address_block::AddressBlockFields;
 use super::rules::OBJECT_NAME_PATTERN;
 use crate::names::is_object_name;
 
-/// Which node requests a block, and from which pool.
+/// Node that requests a block, and the pool that the block is to come from.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[kube(
     group = "coil.cybozu.com",
@@ -89,10 +89,10 @@ pub struct BlockRequestCondition {
     pub type_: BlockRequestConditionType,
     /// True, False or Unknown.
     pub status: ConditionStatus,
-    /// When the controller last processed the request.
+    /// Time at which the controller last processed the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_probe_time: Option<Time>,
-    /// When the status last changed.
+    /// Time at which the status last changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<Time>,
     /// Reason in one or two words, for programs.
@@ -115,9 +115,9 @@ pub enum BlockRequestConditionType {
 /// Status of a condition, as in every Kubernetes API.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ConditionStatus {
-    /// It holds.
+    /// The condition holds.
     True,
-    /// It does not hold.
+    /// The condition does not hold.
     False,
     /// The controller cannot tell.
     Unknown,

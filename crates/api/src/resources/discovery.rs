@@ -11,7 +11,7 @@ use crate::names::{DISCOVERY_SECRET, SYSTEM_NAMESPACE};
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Discovery {
-    /// Their URLs, as https://discovery.example.com:3000. A node publishes itself at each, and reads all.
+    /// URLs of the services, as https://discovery.example.com:3000. A node publishes itself at each, and reads all.
     #[schemars(length(min = 1, max = 8), inner(length(max = 270)))]
     #[x_kube(validation = explained(
         "self.all(server, isURL(server) && url(server).getScheme() == 'https' && url(server).getEscapedPath() in ['', '/'])",

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 use super::rules::{CIDR_LENGTH, cidrs, health_targets, source_addresses, undescribed};
 
-/// Which destinations go through the gateways, and how the gateways run.
+/// Destinations that are reached through the gateways, and the settings of the gateways.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[kube(
     group = "coil.cybozu.com",
@@ -55,24 +55,24 @@ pub struct EgressSpec {
     #[schemars(length(max = 32), inner(length(max = CIDR_LENGTH)))]
     #[x_kube(validation = cidrs())]
     pub excluded_destinations: Vec<String>,
-    /// How many gateway pods run.
+    /// Number of gateway pods.
     #[serde(default = "default_replicas")]
     #[schemars(range(min = 1))]
     pub replicas: i32,
-    /// How old gateway pods are replaced by new ones, as in a Deployment.
+    /// Strategy by which new gateway pods replace old ones, as in a Deployment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "undescribed::<DeploymentStrategy>")]
     #[x_kube(validation = Rule::new("!has(self.type) || self.type in ['Recreate', 'RollingUpdate']")
         .message("strategy.type must be Recreate or RollingUpdate"))]
     pub strategy: Option<DeploymentStrategy>,
-    /// What to add to the gateway pods. The container named egress is the gateway itself.
+    /// Additions to the gateway pods. The container named egress is the gateway itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<EgressPodTemplate>,
     /// Whether all packets of a client pod go to one gateway, as in a Service. TCP needs it, unless the service
     /// proxy keeps flows together and fouSourcePortAuto is set.
     #[serde(default)]
     pub session_affinity: SessionAffinity,
-    /// How long a client pod without traffic keeps its gateway, as in a Service.
+    /// Time for which a client pod without traffic keeps its gateway, as in a Service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "undescribed::<SessionAffinityConfig>")]
     pub session_affinity_config: Option<SessionAffinityConfig>,
@@ -80,12 +80,11 @@ pub struct EgressSpec {
     /// a service proxy that balances by flow spreads the flows of one client over all gateways.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fou_source_port_auto: bool,
-    /// For how many seconds flows may go on through a gateway that is to end, 300 if it is not given. A change replaces
-    /// the gateway pods.
+    /// Seconds for which flows may go on through a gateway that is to end, 300 by default. A change replaces the gateway pods.
     #[serde(default = "default_drain_seconds", skip_serializing_if = "is_default_drain")]
     #[schemars(with = "i32", range(min = 0, max = 3600))]
     pub drain_seconds: u32,
-    /// How many gateways an eviction must keep.
+    /// Gateways that an eviction must keep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_disruption_budget: Option<EgressDisruptionBudget>,
     /// Namespaces whose pods may use the gateways. Without this list those of all namespaces may, with an empty one none.
@@ -108,11 +107,11 @@ pub struct EgressSpec {
     #[schemars(length(min = 1, max = 32), inner(length(min = 2, max = 45)))]
     #[x_kube(validation = source_addresses())]
     pub source_addresses: Option<Vec<String>>,
-    /// What a gateway probes to know that it reaches the outside. One that reaches nothing gets no new connections, as long as another
-    /// gateway does better.
+    /// Targets that a gateway probes to know that it reaches the outside. A gateway that reaches none gets no new connections, as long as
+    /// another gateway does better.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health_check: Option<EgressHealthCheck>,
-    /// How many connections a client pod may have at a time through a gateway. More are refused.
+    /// Maximum number of connections that a client pod may have at a time through a gateway. More are refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_connections_per_client: Option<u32>,
@@ -127,17 +126,17 @@ pub struct EgressSpec {
 #[x_kube(validation = Rule::new("has(self.namespaceSelector) || has(self.podSelector)")
     .message("namespaceSelector or podSelector must be given ({} selects all)"))]
 pub struct EgressSelector {
-    /// Labels of their Namespace. Without it, they are in the namespace of the Egress.
+    /// Labels of the pods' Namespace. Without it, the pods are in the namespace of the Egress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "label_selector_schema")]
     pub namespace_selector: Option<LabelSelector>,
-    /// Their labels. Without it, all pods of the namespaces are meant.
+    /// Labels of the pods. Without it, all pods of the namespaces are meant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "label_selector_schema")]
     pub pod_selector: Option<LabelSelector>,
 }
 
-/// What a gateway probes.
+/// Targets and pace of a gateway's probes.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct EgressHealthCheck {
@@ -212,7 +211,7 @@ pub enum SessionAffinity {
     None,
 }
 
-/// How many gateways an eviction must keep. Only one of the two may be given.
+/// Gateways that an eviction must keep. Only one of the two may be given.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!has(self.minAvailable) || !has(self.maxUnavailable)")
@@ -264,7 +263,7 @@ pub struct EgressStatus {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct EgressSourceAddress {
-    /// At most one of each family.
+    /// Addresses, at most one of each family.
     #[schemars(length(max = 2), inner(length(max = 45)))]
     pub addresses: Vec<String>,
     /// The pod that holds them, if one does.

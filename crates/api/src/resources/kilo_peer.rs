@@ -34,7 +34,7 @@ pub struct KiloPeerSpec {
     #[schemars(length(max = 1000), inner(length(max = CIDR_LENGTH)))]
     #[x_kube(validation = cidrs())]
     pub allowed_ips: Vec<String>,
-    /// Where the peer listens. Omit it for a peer that always initiates.
+    /// Endpoint at which the peer listens. Omit it for a peer that always initiates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<PeerEndpoint>,
     /// Extension of Fairlead: names of the nodes that have a tunnel with the peer, at most 16. All others reach it through the one with which
@@ -73,13 +73,13 @@ pub struct PresharedKeyRef {
     pub key: String,
 }
 
-/// Where a peer listens.
+/// Endpoint at which a peer listens.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerEndpoint {
-    /// Its host.
+    /// Host, by name or by address.
     #[serde(rename = "dnsOrIP")]
     pub dns_or_ip: DnsOrIp,
-    /// Its UDP port.
+    /// UDP port.
     #[schemars(with = "i32", range(min = 1, max = 65535))]
     pub port: u16,
 }

@@ -24,7 +24,7 @@ const MAX_NETWORKS: usize = 256;
 /// Most internal addresses of a node.
 const MAX_INTERNAL: usize = 16;
 
-/// How nodes are connected, by where they are.
+/// Tunnels between nodes, by the locations of the nodes.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Topology {
@@ -34,10 +34,10 @@ pub struct Topology {
     /// tunnels to other locations, and the other nodes reach these through them.
     #[serde(default)]
     pub granularity: Granularity,
-    /// What packets take inside of a location with granularity cross or location, without encryption: IP tunnels (IPIP; IPv6 in
-    /// IPv6) between the internal addresses of the nodes. never: none; to a node on another subnet they take the encrypted tunnel.
-    /// crosssubnet: to nodes on other subnets. always: to all nodes of the location. Where the kernel has no such tunnels, or the
-    /// network does not let them pass, packets take the encrypted tunnel.
+    /// Use of unencrypted IP tunnels (IPIP; IPv6 in IPv6) between the internal addresses of the nodes of a location, with granularity
+    /// cross or location. never: none; to a node on another subnet packets take the encrypted tunnel. crosssubnet: to nodes on other
+    /// subnets. always: to all nodes of the location. Where the kernel has no such tunnels, or the network does not let them pass,
+    /// packets take the encrypted tunnel.
     #[serde(default)]
     pub encapsulation: Encapsulation,
     /// Label of Nodes that names their location, where the annotation kilo.squat.ai/location does not: topology.kubernetes.io/region
@@ -49,8 +49,8 @@ pub struct Topology {
         r#""'" + self + "' is no label that only administrators and controllers set: topology.kubernetes.io/region, topology.kubernetes.io/zone or node-restriction.kubernetes.io/NAME""#,
     ))]
     pub label: Option<String>,
-    /// Of the addresses of type InternalIP, those in these prefixes are addresses of a node inside of its location; a node without any is a
-    /// location of its own. Annotations that name internal addresses come first. Without prefixes all InternalIPs are.
+    /// Prefixes in CIDR notation: addresses of type InternalIP in them are addresses of a node inside of its location, without prefixes all
+    /// InternalIPs are. A node without any is a location of its own. Annotations that name internal addresses come first.
     #[serde(default, rename = "internalCIDRs", skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), inner(length(max = CIDR_LENGTH)))]
     #[x_kube(validation = cidrs())]
@@ -74,20 +74,20 @@ impl Topology {
     }
 }
 
-/// To which nodes of its location a node sends packets through an IP tunnel, as Kilo names it.
+/// Nodes of its location to which a node sends packets through an IP tunnel, as Kilo names them.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Encapsulation {
-    /// All.
+    /// All nodes.
     Always,
-    /// Those on other subnets.
+    /// Nodes on other subnets.
     CrossSubnet,
-    /// None.
+    /// No nodes.
     #[default]
     Never,
 }
 
-/// Between which nodes there are tunnels, as Kilo names it.
+/// Nodes between which there are tunnels, as Kilo names them.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Granularity {
@@ -111,7 +111,7 @@ impl Granularity {
     }
 }
 
-/// Where a node is. The controller copies it from the Node, so that a change of a Node costs one write and no node
+/// Location of a node. The controller copies it from the Node, so that a change of a Node costs one write and no node
 /// has to watch all Nodes; nodes may not write it.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
@@ -121,7 +121,7 @@ pub struct NodeLocation {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = MAX_NAME))]
     pub name: String,
-    /// Its addresses inside of the location: the annotation kilo.squat.ai/force-internal-ip, else wirekube.io/internal-ip, else its
+    /// Addresses of the node inside of the location: the annotation kilo.squat.ai/force-internal-ip, else wirekube.io/internal-ip, else its
     /// addresses of type InternalIP that spec.topology.internalCIDRs covers. A node without any is a location of its own. With a length, it is that of the subnet.
     #[serde(default, rename = "internalIPs", skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_INTERNAL), inner(length(max = CIDR_LENGTH)))]
@@ -129,8 +129,8 @@ pub struct NodeLocation {
     /// The annotation kilo.squat.ai/leader, whatever its value: it is to be a gateway of its location.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub leader: bool,
-    /// It has a public address: kilo.squat.ai/force-endpoint names one, or it is among the addresses of the Node. Such
-    /// nodes are gateways rather than others.
+    /// Whether the node has a public address: kilo.squat.ai/force-endpoint names one, or one is among the addresses of the Node.
+    /// Such nodes are gateways rather than others.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub public: bool,
     /// The annotation kilo.squat.ai/allowed-location-ips: prefixes in CIDR notation of hosts beside the node, which are no

@@ -34,20 +34,20 @@ pub struct Relay {
     pub managed: Option<ManagedRelay>,
 }
 
-/// When the relay is used.
+/// Packets for which the relay is used.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum RelayMode {
-    /// While there is no direct path.
+    /// Packets to peers without a direct path.
     #[default]
     Auto,
-    /// For everything.
+    /// All packets.
     Always,
-    /// For nothing.
+    /// No packets.
     Never,
 }
 
-/// Who runs the relay.
+/// Operator of the relay.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum RelayProvider {
@@ -97,10 +97,10 @@ pub struct ExternalRelay {
 /// A Secret.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct SecretRef {
-    /// Its name.
+    /// Name of the Secret.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// Its namespace. Defaults to kube-system.
+    /// Namespace of the Secret. Defaults to kube-system.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
 }
@@ -109,7 +109,7 @@ pub struct SecretRef {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ManagedRelay {
-    /// How many pods run it. Each passes on what is for nodes of the others.
+    /// Number of pods that run the relay. Each forwards to the others what is for nodes connected to these.
     #[serde(default = "default_one")]
     #[schemars(range(min = 1))]
     pub replicas: i32,

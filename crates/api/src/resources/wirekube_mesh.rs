@@ -83,7 +83,7 @@ pub struct WireKubeMeshSpec {
     #[schemars(length(max = CIDR_LENGTH))]
     #[x_kube(validation = cidr_of_family(4))]
     pub mesh_cidr: Option<String>,
-    /// Which prefixes a node has in the mesh beside its AddressBlocks. If omitted, its InternalIP addresses.
+    /// Prefixes that a node has in the mesh beside its AddressBlocks. If omitted, its InternalIP addresses.
     #[serde(default, rename = "autoAllowedIPs", skip_serializing_if = "Option::is_none")]
     pub auto_allowed_ips: Option<AutoAllowedIps>,
     /// Whether connections of pods to destinations outside of the cluster get the address of their node. Connections to pods,
@@ -95,18 +95,18 @@ pub struct WireKubeMeshSpec {
     #[schemars(length(max = 1000), inner(length(max = CIDR_LENGTH)))]
     #[x_kube(validation = cidrs())]
     pub non_masquerade_cidrs: Vec<String>,
-    /// Which destinations stay out of the mesh.
+    /// Destinations that stay out of the mesh.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routing: Option<Routing>,
-    /// Which of its endpoints a node publishes, by their addresses, as KubeSpan's `filters.endpoints`: prefixes in CIDR notation and
+    /// Filters by address for the endpoints that a node publishes, as KubeSpan's `filters.endpoints`: prefixes in CIDR notation and
     /// addresses, with `!` before those that take endpoints away. Beginning with none, each entry in turn adds endpoints or takes them away;
     /// without the field all are published. Endpoints that administrators annotate are always published. Not in WireKube.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = FILTER_LENGTH)))]
     #[x_kube(validation = address_filter())]
     pub endpoint_filters: Vec<String>,
-    /// Which endpoints of other nodes a node tries, in the same notation, wherever it has learned of them. Packets of a peer are accepted
-    /// wherever they come from. Not in WireKube.
+    /// Filters for the endpoints of other nodes that a node tries, in the notation of endpointFilters, wherever it has learned of them. Packets
+    /// of a peer are accepted wherever they come from. Not in WireKube.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = FILTER_LENGTH)))]
     #[x_kube(validation = address_filter())]
@@ -115,7 +115,7 @@ pub struct WireKubeMeshSpec {
     /// two nodes behind NATs hardly find each other. Not in WireKube.
     #[serde(default = "default_harvest")]
     pub harvest_extra_endpoints: bool,
-    /// How paths through NATs are found and validated.
+    /// Discovery and validation of paths through NATs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nat_traversal: Option<NatTraversal>,
     /// The relay for peers without a direct path.
@@ -124,23 +124,23 @@ pub struct WireKubeMeshSpec {
     /// Discovery services, through which nodes find each other without the Kubernetes API, too. Not in WireKube.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub discovery: Option<Discovery>,
-    /// Which nodes and Peers may have prefixes that are not theirs anyway: their claims to parts of these go before those of others. An
-    /// address that a node announces and its Node does not have as InternalIP counts only with a grant, and so does what is wider than
+    /// Prefixes that nodes and Peers may have although they are not theirs anyway: claims to parts of a granted prefix go before those of
+    /// others. An address that a node announces and its Node does not have as InternalIP counts only with a grant, and so does what is wider than
     /// /8, such as 0.0.0.0/0. AddressBlocks go before grants, and addresses of nodes before granted ranges around them. Not in WireKube.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub grants: Vec<Grant>,
-    /// Who was removed from the mesh for good: no node accepts these names and keys, whatever tells of them. `fairlead peer revoke` and
-    /// `fairlead peer unrevoke` change it. Not in WireKube.
+    /// Names and keys of nodes that were removed from the mesh for good: no node accepts them, whatever tells of them. `fairlead peer revoke`
+    /// and `fairlead peer unrevoke` change the list. Not in WireKube.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 500))]
     pub revoked_peers: Vec<RevokedPeer>,
-    /// How nodes are connected, by where they are. Absent: every node has a tunnel to every other. Not in WireKube.
+    /// Tunnels between nodes, by the locations of the nodes. Absent: every node has a tunnel to every other. Not in WireKube.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub topology: Option<Topology>,
 }
 
-/// What one node or Peer may have.
+/// Prefixes that one node or Peer may have.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.node) != has(self.peer)").message("a grant is for a node or for a peer: name one of them"))]
@@ -175,7 +175,7 @@ pub struct RevokedPeer {
     pub public_key: Option<String>,
 }
 
-/// Which prefixes a node has in the mesh beside its AddressBlocks.
+/// Prefixes that a node has in the mesh beside its AddressBlocks.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!self.includePodCIDRs || has(self.includeNodeInternalIP)")
@@ -190,7 +190,7 @@ pub struct AutoAllowedIps {
     pub include_pod_cidrs: bool,
 }
 
-/// Which destinations stay out of the mesh.
+/// Destinations that stay out of the mesh.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Routing {
@@ -210,24 +210,24 @@ pub struct Routing {
     pub allow_down_peer_bypass: bool,
 }
 
-/// How addresses in a subnet that the node is attached to are reached.
+/// Way to addresses in a subnet that the node is attached to.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum LocalSubnetPolicy {
-    /// In that subnet.
+    /// Directly in that subnet.
     Bypass,
     /// Through the mesh.
     Tunnel,
 }
 
-/// How paths through NATs are found and validated.
+/// Discovery and validation of paths through NATs.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new(
     "!has(self.directConnectedWindowSeconds) || self.directConnectedWindowSeconds >= self.handshakeValidWindowSeconds + 30")
     .message("directConnectedWindowSeconds must be at least 30 more than handshakeValidWindowSeconds"))]
 pub struct NatTraversal {
-    /// Which symmetric NATs are traversed by trying many ports.
+    /// Symmetric NATs that are traversed by trying many ports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub birthday_attack: Option<BirthdayAttack>,
     /// Whether nodes ask their default gateway, over IPv4 and IPv6, to lead the WireGuard port to them (PCP, NAT-PMP, UPnP). Not in WireKube.
@@ -248,7 +248,7 @@ pub struct NatTraversal {
     pub direct_connected_window_seconds: Option<u32>,
 }
 
-/// Which symmetric NATs are traversed by trying many ports, which some providers take for an attack. Absent: those of peers behind
+/// Symmetric NATs that are traversed by trying many ports, which some providers take for an attack. Absent: those of peers behind
 /// port-restricted NATs. disabled: none. enabled: those of peers behind symmetric NATs as well. The annotation
 /// wirekube.io/birthday-attack on a WireKubePeer, with one of these words, overrides it for the paths of that peer.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
@@ -281,7 +281,7 @@ pub struct WireKubeMeshStatus {
     /// All peers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_peers: Option<i32>,
-    /// Where nodes reach the managed relay, as host:port.
+    /// Address at which nodes reach the managed relay, as host:port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay_endpoint: Option<String>,
     /// Extension of Fairlead: PEM certificates of the authorities that certify the managed relay, as base64.
@@ -344,17 +344,17 @@ pub const MAX_DELETED_PEERS: usize = 256;
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct DeletedPeer {
-    /// Its name.
+    /// Name of the WireKubePeer.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// The key that it had.
+    /// WireGuard public key of the peer.
     #[schemars(length(max = 44))]
     pub public_key: String,
-    /// The key that it was about to use.
+    /// WireGuard public key that the peer was about to use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 44))]
     pub next_public_key: Option<String>,
-    /// How long that is remembered.
+    /// Time until which the deletion is remembered.
     pub until: Time,
 }
 
@@ -365,10 +365,10 @@ pub struct KeptMeshIp {
     /// Name of the node.
     #[schemars(length(max = 253))]
     pub node: String,
-    /// Its address.
+    /// Address that is kept.
     #[schemars(length(max = 45))]
     pub ip: String,
-    /// Until when.
+    /// Time until which the address is kept.
     pub until: Time,
 }
 

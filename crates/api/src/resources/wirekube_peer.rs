@@ -88,14 +88,14 @@ pub struct WireKubePeerStatus {
     /// those it was chosen to observe, so that one node that fails changes the status of a few.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connected: Option<bool>,
-    /// Extension of Fairlead: how many others the node reaches, as of lastReportedAt.
+    /// Extension of Fairlead: numbers of other nodes that the node reaches, as of lastReportedAt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<PeerCounts>,
-    /// When the latest handshake with any peer completed.
+    /// Time of the latest handshake that was completed with any peer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_handshake: Option<Time>,
-    /// When the node last wrote this status. It does when something else of it changes, and every few minutes (in large
-    /// meshes hours); handshake, bytes and counts are as of then.
+    /// Time at which the node last wrote this status. The node writes it when something else of it changes, and every few
+    /// minutes (in large meshes hours); handshake, bytes and counts are as of then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_reported_at: Option<Time>,
     /// Bytes received from all peers.
@@ -104,7 +104,7 @@ pub struct WireKubePeerStatus {
     /// Bytes sent to all peers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_sent: Option<i64>,
-    /// How spec.endpoint was found.
+    /// Source of spec.endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint_discovery_method: Option<EndpointDiscoveryMethod>,
     /// Kind of NAT the node is behind. Empty if it is unknown.
@@ -113,7 +113,7 @@ pub struct WireKubePeerStatus {
     /// Addresses at which the node may be reached, for others to try.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ice_candidates: Vec<IceCandidate>,
-    /// How the node's symmetric NAT chooses ports, as a birthday attempt with a node behind another one has measured it.
+    /// Pattern by which the node's symmetric NAT chooses ports, as a birthday attempt with a node behind another one has measured it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port_prediction: Option<PortPrediction>,
     /// State of the path search: gathering, checking, connected, relay, birthday or failed. Not written yet.
@@ -122,8 +122,8 @@ pub struct WireKubePeerStatus {
     /// The same as peerTransports, under the name newer WireKube versions use. Not written.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub connections: BTreeMap<String, PeerTransport>,
-    /// How the node reaches each peer, by name: direct or relay. In a mesh of more than 100 others only those that are not
-    /// reached directly.
+    /// Transport by which the node reaches each peer, by name: direct or relay. In a mesh of more than 100 others only those that
+    /// are not reached directly.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub peer_transports: BTreeMap<String, PeerTransport>,
     /// Extension of Fairlead: why peers that peerTransports lists are relayed, by name; without times and counts, which
@@ -174,27 +174,28 @@ pub struct WireKubePeerStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// What the Node object of a peer says, as the controller last read it.
+/// Facts from the Node object of a peer, as the controller last read it.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeFacts {
-    /// Its addresses of type InternalIP.
+    /// Addresses of the Node of type InternalIP.
     #[serde(default, rename = "internalIPs", skip_serializing_if = "Vec::is_empty")]
     pub internal_ips: Vec<String>,
-    /// Where it is.
+    /// Location of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<NodeLocation>,
-    /// The annotation wirekube.io/endpoint-filters: which of its endpoints nodes publish. Without it, spec.endpointFilters of the
+    /// The annotation wirekube.io/endpoint-filters: filters for the endpoints of the node that are published. Without it, spec.endpointFilters of the
     /// WireKubeMesh says it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = MAX_ENTRIES), inner(length(max = FILTER_LENGTH)))]
     pub endpoint_filters: Option<Vec<String>>,
-    /// Its spec.podCIDRs without what it excludes from the mesh, which are in the mesh if spec.autoAllowedIPs.includePodCIDRs of the WireKubeMesh says so.
+    /// Prefixes in spec.podCIDRs of the Node without those it excludes from the mesh. They are in the mesh if spec.autoAllowedIPs.includePodCIDRs
+    /// of the WireKubeMesh says so.
     #[serde(default, rename = "podCIDRs", skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_POD_PREFIXES), inner(length(max = CIDR_LENGTH)))]
     pub pod_cidrs: Vec<String>,
-    /// Its addresses on the mesh, which the controller gave it: one of the IPv6 subnet of the cluster, and one of spec.meshCIDR of
-    /// the WireKubeMesh. They are on its WireGuard device, and no other node has them.
+    /// Addresses of the node on the mesh, which the controller gave it: one of the IPv6 subnet of the cluster, and one of spec.meshCIDR
+    /// of the WireKubeMesh. They are on its WireGuard device, and no other node has them.
     #[serde(default, rename = "meshIPs", skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4), inner(length(max = 45)))]
     pub mesh_ips: Vec<String>,
@@ -222,7 +223,7 @@ impl NodeFacts {
 /// The highest term: what JSON has as an integer everywhere (RFC 8259, section 6).
 pub const MAX_ENTRY_TERM: u64 = (1 << 53) - 1;
 
-/// When a Peer came to an entry node, compared with other entry nodes.
+/// Order in which a Peer came to an entry node, compared with other entry nodes.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct EntryTerm {
@@ -234,13 +235,13 @@ pub struct EntryTerm {
     pub term: u64,
 }
 
-/// How an endpoint was found.
+/// Source of an endpoint.
 // Of a word that a newer version may add, a node only has to know that it does not know it: one unknown word
 // must not hide all peers. The same holds for the other enums here.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum EndpointDiscoveryMethod {
-    /// By the annotation of the node.
+    /// The annotation of the node names it.
     Manual,
     /// The node has a public IPv6 address.
     Ipv6,
@@ -250,7 +251,7 @@ pub enum EndpointDiscoveryMethod {
     AwsMetadata,
     /// The router opened a port.
     Upnp,
-    /// It is an address of the node itself.
+    /// The node has the address itself.
     InternalIp,
     /// Extension of Fairlead: peers reported it.
     Observed,
@@ -307,7 +308,7 @@ pub enum CandidateType {
     Unknown,
 }
 
-/// How a NAT chooses ports.
+/// Pattern by which a NAT chooses ports.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct PortPrediction {
@@ -325,18 +326,18 @@ pub struct PortPrediction {
     pub sample_ports: Vec<i32>,
 }
 
-/// How many peers a node reaches.
+/// Numbers of peers that a node reaches.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerCounts {
-    /// All of them.
+    /// Number of all peers.
     pub total: u32,
-    /// Reached directly.
+    /// Number of peers that are reached directly.
     pub direct: u32,
-    /// Without a usable path.
+    /// Number of peers without a usable path.
     pub unreachable: u32,
 }
 
-/// How one peer is reached.
+/// Transport by which one peer is reached.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum PeerTransport {
@@ -349,7 +350,7 @@ pub enum PeerTransport {
     Unknown,
 }
 
-/// How all peers are reached.
+/// Transports by which all peers are reached.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum TransportMode {
@@ -385,7 +386,7 @@ pub struct ObservedEndpoint {
     pub public_key: String,
     /// Address and port the packets came from, IPv6 in brackets.
     pub endpoint: String,
-    /// When the endpoint was last seen, to the minute or so: it is not written again for every packet.
+    /// Time at which the endpoint was last seen, to the minute or so: it is not written again for every packet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_seen: Option<Time>,
 }

@@ -51,7 +51,7 @@ pub struct RevokeArguments {
     /// Name of the node
     #[arg(value_name = "NODE")]
     pub(crate) name: String,
-    /// Its WireGuard public key, where it has no WireKubePeer (discovery, --peers)
+    /// WireGuard public key of a node that has no WireKubePeer (discovery, --peers)
     #[arg(long, value_name = "KEY")]
     pub(crate) key: Option<PublicKey>,
 }

@@ -24,7 +24,7 @@ pub struct PeerAdd {
     /// Node that has a tunnel with the machine and forwards for all others; may be repeated [default: every node has one]
     #[arg(long = "entry-node", value_name = "NODE")]
     pub(crate) entry_nodes: Vec<String>,
-    /// Where the machine listens, if nodes are to begin [default: the machine begins]
+    /// Endpoint at which the machine listens, if nodes are to begin [default: the machine begins]
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) endpoint: Option<String>,
     /// Seconds between keepalives; 0 sends none
@@ -102,9 +102,9 @@ pub struct PeerRemove {
 /// Subcommands of `fairlead showconf`.
 #[derive(Debug, Subcommand)]
 pub enum ShowconfCommand {
-    /// What a node configures: the other nodes and all Peers
+    /// Print the peers that a node configures: the other nodes and all Peers
     Node(ShowconfArguments),
-    /// What a Peer configures: all nodes, or its first entry node
+    /// Print the peers that a Peer configures: all nodes, or its first entry node
     Peer(ShowconfArguments),
 }
 

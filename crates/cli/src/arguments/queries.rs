@@ -81,13 +81,13 @@ pub struct PingArguments {
     /// The peer: its name, its public key, or an address behind it
     #[arg(value_name = "PEER")]
     pub(crate) peer: String,
-    /// How often each candidate is asked
+    /// Number of requests to each candidate
     #[arg(short, long, value_name = "COUNT", default_value = "3", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) count: u32,
     /// Time between rounds, at least 200ms
     #[arg(short, long, value_name = "DURATION", default_value = "1s", value_parser = ping_interval)]
     pub(crate) interval: Duration,
-    /// How long answers are waited for, at most 5s
+    /// Timeout of each answer, at most 5s
     #[arg(short, long, value_name = "DURATION", default_value = "1s", value_parser = duration)]
     pub(crate) timeout: Duration,
     /// Output format
@@ -244,7 +244,7 @@ pub struct ConnectivityTest {
 /// Arguments of `fairlead connectivity probe`.
 #[derive(Debug, Args)]
 pub struct ProbeArguments {
-    /// What to connect to: HOST:PORT, and after a `=` what must be read from it
+    /// Connect to this HOST:PORT, and read the text after a `=` from it
     #[arg(value_name = "HOST:PORT[=NAME]", required = true)]
     pub(crate) targets: Vec<String>,
     /// Write the results to this file
@@ -258,7 +258,7 @@ pub struct ServeArguments {
     /// TCP port
     #[arg(long)]
     pub(crate) port: u16,
-    /// What to send first
+    /// Text to send first
     #[arg(long)]
     pub(crate) name: String,
 }

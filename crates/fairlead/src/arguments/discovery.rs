@@ -12,7 +12,7 @@ use ipnet::IpNet;
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct DiscoveryArguments {
-    /// What to do instead of serving clients
+    /// Action in place of serving clients
     #[command(subcommand)]
     pub(crate) command: Option<DiscoveryCommand>,
     /// Serve clients on this TCP address
@@ -40,7 +40,7 @@ pub(crate) struct DiscoveryArguments {
     /// Keep what clients published in this file over a restart [default: in memory only]
     #[arg(long, value_name = "FILE")]
     pub(crate) snapshot_path: Option<PathBuf>,
-    /// How often that file is written, besides on shutdown
+    /// Interval at which that file is written, besides on shutdown
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration, requires = "snapshot_path")]
     pub(crate) snapshot_interval: Duration,
     /// Client URLs of the members of an etcd through which replicas of this server share what clients published; separate several
@@ -56,7 +56,7 @@ pub(crate) struct DiscoveryArguments {
     /// Private key of that certificate in PEM
     #[arg(long, value_name = "FILE", requires = "etcd_cert_file")]
     pub(crate) etcd_key_file: Option<PathBuf>,
-    /// What the keys in etcd begin with; the same for all replicas
+    /// Prefix of the keys in etcd; the same for all replicas
     #[arg(long, value_name = "PREFIX", default_value = "/fairlead/discovery", requires = "etcd_endpoints")]
     pub(crate) etcd_prefix: String,
     /// Number of clusters

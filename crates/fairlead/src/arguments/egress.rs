@@ -87,7 +87,7 @@ pub(crate) struct EgressGatewayArguments {
     /// User name of node programs, as the API server knows it
     #[arg(long, value_name = "NAME", default_value = NODE_USER)]
     pub(crate) node_user: String,
-    /// How long flows may go on after SIGTERM, in seconds
+    /// Seconds for which flows may go on after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = seconds)]
     pub(crate) drain_seconds: Duration,
     /// Namespace of the Egress and of this pod

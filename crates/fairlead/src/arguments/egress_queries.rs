@@ -42,7 +42,7 @@ pub(crate) struct EgressWho {
     /// The source port that was seen outside; for ICMP, the identifier of echo requests
     #[arg(value_name = "PORT")]
     pub(crate) port: u16,
-    /// When it was seen, as in 2026-01-31T12:00:00Z; without it, all connections that are known are shown
+    /// Time at which it was seen, as in 2026-01-31T12:00:00Z; without it, all connections that are known are shown
     #[arg(long, value_name = "TIME", value_parser = at)]
     pub(crate) at: Option<jiff::Timestamp>,
     /// Ask the gateways of this Egress alone
