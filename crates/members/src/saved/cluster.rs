@@ -2,8 +2,8 @@
 //! reboot or a crash of this program.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::fs;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use tokio::time::sleep;
 use crate::SourceProblem;
 use crate::departures::Departures;
 use crate::saved::{SavedDepartures, SavedMember};
-use crate::state_file::{self, MAX_LENGTH, StateFile, VERSION, age};
+use crate::state_file::{self, StateFile, VERSION, age};
 
 /// Names of the files in the state directory.
 const FILE: &str = "mesh.json";
@@ -164,12 +164,7 @@ impl StateFile {
     pub fn read(&self, now: (Instant, Timestamp)) -> Result<Option<Saved>> {
         let path = self.path();
         let what = || format!("cannot use {}", path.display());
-        let file = match File::open(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file.with_context(what)?,
-        };
-        let mut bytes = Vec::new();
-        file.take(MAX_LENGTH).read_to_end(&mut bytes).with_context(what)?;
+        let Some(bytes) = state_file::read(&path).with_context(what)? else { return Ok(None) };
         self.parse(&bytes, now).with_context(what).map(Some)
     }
 
@@ -236,9 +231,7 @@ impl StateFile {
 
     /// Token that this Secret had last, if it was kept.
     pub fn read_token(&self, secret: &str) -> Option<Vec<u8>> {
-        let mut bytes = Vec::new();
-        let file = File::open(self.directory.join(TOKEN_FILE)).ok()?;
-        file.take(MAX_LENGTH).read_to_end(&mut bytes).ok()?;
+        let bytes = state_file::read(&self.directory.join(TOKEN_FILE)).ok()??;
         let saved: SavedToken = serde_json::from_slice(&bytes).ok()?;
         (saved.secret == secret).then_some(saved.token)
     }

@@ -2,8 +2,8 @@
 //! the API server answer comes back with what it knew.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::fs;
+use std::io;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::saved::SavedMember;
-use crate::state_file::{self, MAX_LENGTH, StateFile, VERSION, age};
+use crate::state_file::{self, StateFile, VERSION, age};
 
 /// Names of the files in the state directory. The secret has one of its own, so that the others can be shown to others.
 const MEMBERS_FILE: &str = "discovery.json";
@@ -241,12 +241,7 @@ impl StateFile {
     fn read_json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
         let path = self.directory.join(name);
         let what = || format!("cannot use {}", path.display());
-        let file = match File::open(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file.with_context(what)?,
-        };
-        let mut bytes = Vec::new();
-        file.take(MAX_LENGTH).read_to_end(&mut bytes).with_context(what)?;
+        let Some(bytes) = state_file::read(&path).with_context(what)? else { return Ok(None) };
         serde_json::from_slice(&bytes).with_context(what).map(Some)
     }
 }
