@@ -11,7 +11,8 @@ use super::operands::COUNTED_ADDRESSES;
 use super::request::message;
 use super::table::{Chain, EndpointMap, Rule, Table};
 use super::uapi::{
-    ELEMENT_INTERVAL_END, NF_ACCEPT, SET_DYNAMIC, SET_INTERVAL, SET_MAP, chain, element, rule, set, table,
+    ELEMENT_INTERVAL_END, NF_ACCEPT, SET_DYNAMIC, SET_INTERVAL, SET_MAP, SET_TIMEOUT, chain, element, rule,
+    set, table,
 };
 use super::{endpoints, timed};
 use crate::{Message, Result};
@@ -28,15 +29,16 @@ pub fn create(wanted: &Table) -> Result<Vec<Message>> {
     let mut messages = vec![add_table(&wanted.name)?, delete_table(&wanted.name)?, add_table(&wanted.name)?];
     let mut numbers = 1..;
     for ((name, elements), number) in wanted.sets.iter().zip(&mut numbers) {
-        let elements = elements.clone().into();
-        messages.push(add_set(&wanted.name, name, &elements, number)?);
+        let elements: Elements = elements.clone().into();
+        messages.push(add_set(&wanted.name, name, elements.family(), SET_INTERVAL, number)?);
         messages.extend(element_messages(&wanted.name, name, &elements, Direction::Add)?);
     }
     for ((name, set), number) in wanted.timed.iter().zip(&mut numbers) {
-        messages.extend(timed::create(&wanted.name, name, set, number)?);
+        messages.push(add_set(&wanted.name, name, set.family, SET_TIMEOUT, number)?);
+        messages.extend(timed::add_elements(&wanted.name, name, set)?);
     }
     for ((name, family), number) in wanted.counted_sets().into_iter().zip(&mut numbers) {
-        messages.push(add_counted_set(&wanted.name, name, family, number)?);
+        messages.push(add_set(&wanted.name, name, family, SET_DYNAMIC, number)?);
     }
     for ((name, map), number) in wanted.maps.iter().zip(numbers) {
         messages.push(add_map(&wanted.name, name, number)?);
@@ -147,30 +149,19 @@ fn delete_table(name: &str) -> Result<Message> {
     message(libc::NFT_MSG_DELTABLE, 0, format!("delete table inet {name}"), |m| m.text(table::NAME, name))
 }
 
-fn add_set(table_name: &str, name: &str, elements: &Elements, number: u32) -> Result<Message> {
-    let family = elements.family();
+/// A set of addresses. One to which rules add them, with the number of their connections, has a size.
+fn add_set(table_name: &str, name: &str, family: IpFamily, flags: u32, number: u32) -> Result<Message> {
     let what = format!("add set inet {table_name} {name}");
     message(libc::NFT_MSG_NEWSET, libc::NLM_F_CREATE, what, |m| {
         m.text(set::TABLE, table_name);
         m.text(set::NAME, name);
-        m.be32(set::FLAGS, SET_INTERVAL);
+        m.be32(set::FLAGS, flags);
         m.be32(set::KEY_TYPE, elements::nft_type(family));
         m.be32(set::KEY_LENGTH, elements::key_length(family));
         m.be32(set::ID, number);
-    })
-}
-
-/// A set to which rules add addresses with the number of their connections.
-fn add_counted_set(table_name: &str, name: &str, family: IpFamily, number: u32) -> Result<Message> {
-    let what = format!("add set inet {table_name} {name}");
-    message(libc::NFT_MSG_NEWSET, libc::NLM_F_CREATE, what, |m| {
-        m.text(set::TABLE, table_name);
-        m.text(set::NAME, name);
-        m.be32(set::FLAGS, SET_DYNAMIC);
-        m.be32(set::KEY_TYPE, elements::nft_type(family));
-        m.be32(set::KEY_LENGTH, elements::key_length(family));
-        m.be32(set::ID, number);
-        m.nested(set::DESCRIPTION, |description| description.be32(set::SIZE, COUNTED_ADDRESSES));
+        if flags == SET_DYNAMIC {
+            m.nested(set::DESCRIPTION, |description| description.be32(set::SIZE, COUNTED_ADDRESSES));
+        }
     })
 }
 

@@ -12,7 +12,7 @@ use super::dump::dump_elements;
 use super::elements;
 use super::request::{body, message};
 use super::table::{SetShape, TableShape, TimedSet};
-use super::uapi::{SET_TIMEOUT, element, set};
+use super::uapi::element;
 use crate::{Message, Result, Socket};
 
 /// Longest time of an element: a bound for what another program may have set.
@@ -34,27 +34,8 @@ pub fn replace_timed(table: &str, name: &str, set: &TimedSet) -> Result<Vec<Mess
     Ok(messages)
 }
 
-/// Creates a set with its elements.
-pub(super) fn create(table: &str, name: &str, set: &TimedSet, number: u32) -> Result<Vec<Message>> {
-    let mut messages = vec![add_set(table, name, set.family, number)?];
-    messages.extend(add_elements(table, name, set)?);
-    Ok(messages)
-}
-
-fn add_set(table_name: &str, name: &str, family: IpFamily, number: u32) -> Result<Message> {
-    let what = format!("add set inet {table_name} {name}");
-    message(libc::NFT_MSG_NEWSET, libc::NLM_F_CREATE, what, |m| {
-        m.text(set::TABLE, table_name);
-        m.text(set::NAME, name);
-        m.be32(set::FLAGS, SET_TIMEOUT);
-        m.be32(set::KEY_TYPE, elements::nft_type(family));
-        m.be32(set::KEY_LENGTH, elements::key_length(family));
-        m.be32(set::ID, number);
-    })
-}
-
-/// A time of less than a millisecond is none.
-fn add_elements(table: &str, name: &str, set: &TimedSet) -> Result<Option<Message>> {
+/// Adds the elements of a set. A time of less than a millisecond is none.
+pub(super) fn add_elements(table: &str, name: &str, set: &TimedSet) -> Result<Option<Message>> {
     let milliseconds = |time: &Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let elements = set.addresses.iter().filter(|(address, _)| IpFamily::of(**address) == set.family);
     let elements: Vec<(Vec<u8>, u64)> = elements
