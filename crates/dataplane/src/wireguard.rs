@@ -49,7 +49,11 @@ pub fn open(settings: &Settings) -> Result<Box<dyn WireGuardDevice>, Error> {
         // The kernel's needs it: it would lead probes away from this one.
         nft_table::remove(NFT_TABLE_PATH_SOCKET)?;
     }
-    bring_up(&mut links, settings)?;
+    bring_up(&mut links, settings, None)?;
+    // Packets of other nodes arrive here although the main table routes to them by another link.
+    if let Err(error) = loosen_reverse_path_filter(&settings.interface) {
+        tracing::warn!(interface = settings.interface, %error, "cannot loosen the reverse path filter");
+    }
     Ok(device)
 }
 
@@ -99,12 +103,15 @@ fn candidate(settings: &Settings, present: Option<LinkKind<'_>>) -> Result<Backe
     }
 }
 
-/// Sets the MTU and the link up where they differ, and makes its reverse path filter loose.
-fn bring_up(links: &mut RouteSocket, settings: &Settings) -> Result<(), Error> {
+/// Sets alias, MTU and the link up where they differ, in this order: a link is marked before it is used. Returns its index.
+fn bring_up(links: &mut RouteSocket, settings: &Settings, alias: Option<&str>) -> Result<u32, Error> {
     let link = links
         .link_by_name(&settings.interface)?
         .ok_or_else(|| Error::Vanished(settings.interface.clone()))?;
     let mut messages = Vec::new();
+    if let Some(alias) = alias.filter(|alias| link.alias.as_deref() != Some(*alias)) {
+        messages.push(route::set_alias(link.index, alias));
+    }
     if link.mtu != settings.mtu {
         messages.push(route::set_mtu(link.index, settings.mtu));
     }
@@ -112,11 +119,7 @@ fn bring_up(links: &mut RouteSocket, settings: &Settings) -> Result<(), Error> {
         messages.push(route::set_up(link.index, true));
     }
     links.apply(&messages)?;
-    // Packets of other nodes arrive here although the main table routes to them by another link.
-    if let Err(error) = loosen_reverse_path_filter(&settings.interface) {
-        tracing::warn!(interface = settings.interface, %error, "cannot loosen the reverse path filter");
-    }
-    Ok(())
+    Ok(link.index)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use fairlead_netlink::route::{self, RouteSocket};
 use fairlead_netlink::wireguard::{WireGuard, add_link};
 
 use super::in_kernel::narrow;
-use super::{Backend, Error, LinkKind, Preference, Settings, candidate, embedded};
+use super::{Backend, Error, LinkKind, Preference, Settings, bring_up, candidate, embedded};
 
 /// A device that is ours by the alias of its link.
 pub struct MarkedDevice {
@@ -54,7 +54,7 @@ impl MarkedDevice {
                 Err(error) => return Err(error.into()),
             },
         };
-        let link = bring_up(&mut links, settings, alias)?;
+        let link = bring_up(&mut links, settings, Some(alias))?;
         Ok(Self { interface: settings.interface.clone(), link, links, implementation })
     }
 
@@ -125,23 +125,4 @@ impl MarkedDevice {
 fn embedded(settings: &Settings) -> Result<Implementation, Error> {
     let settings = fairlead_tunnel::Settings::new(&settings.interface, settings.mtu);
     Ok(Implementation::Embedded(fairlead_tunnel::Device::start(settings)?))
-}
-
-/// Marks the link before it is used, and sets it up where it differs.
-fn bring_up(links: &mut RouteSocket, settings: &Settings, alias: &str) -> Result<u32, Error> {
-    let link = links
-        .link_by_name(&settings.interface)?
-        .ok_or_else(|| Error::Vanished(settings.interface.clone()))?;
-    let mut messages = Vec::new();
-    if link.alias.as_deref() != Some(alias) {
-        messages.push(route::set_alias(link.index, alias));
-    }
-    if link.mtu != settings.mtu {
-        messages.push(route::set_mtu(link.index, settings.mtu));
-    }
-    if !link.up {
-        messages.push(route::set_up(link.index, true));
-    }
-    links.apply(&messages)?;
-    Ok(link.index)
 }
