@@ -80,6 +80,11 @@ fn set(path: &Path, value: &str) -> Result<bool> {
     Ok(true)
 }
 
+/// Path of a setting that had to be written.
+fn changed((path, value): (PathBuf, &str)) -> Option<Result<PathBuf>> {
+    set(&path, value).map(|is_written| is_written.then_some(path)).transpose()
+}
+
 fn of_interface(family: &str, interface: &str, switch: &str) -> PathBuf {
     [family, "conf", interface, switch].iter().collect()
 }
@@ -103,13 +108,7 @@ pub fn enable_forwarding() -> Result<Vec<PathBuf>> {
         );
         wanted.push((ipv6, "1"));
     }
-    let mut changed = Vec::new();
-    for (path, value) in wanted {
-        if set(&path, value)? {
-            changed.push(path);
-        }
-    }
-    Ok(changed)
+    wanted.into_iter().filter_map(changed).collect()
 }
 
 /// Whether packets of a family are forwarded between links.
@@ -217,11 +216,5 @@ pub fn forward_in_gateway(interface: &str) -> Result<Vec<PathBuf>> {
         // Last: a user namespace without all groups refuses it.
         (Path::new(IPV4).join("ping_group_range"), ALL_GROUPS),
     ];
-    let mut changed = Vec::new();
-    for (path, value) in wanted {
-        if set(&path, value)? {
-            changed.push(path);
-        }
-    }
-    Ok(changed)
+    wanted.into_iter().filter_map(changed).collect()
 }
