@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use fairlead_address::Nat64;
 use fairlead_keys::PrivateKey;
+use fairlead_transport::Stream;
 use fairlead_wire::relay::{
     ALPN, ErrorReason, Frame, Hello, InvalidFrame, MAX_BODY, MAX_HANDSHAKE_BODY, MIN_VERSION, Oversized,
     Register, VERSION, signed,
@@ -23,7 +24,6 @@ use fairlead_wire::relay::{
 use rustls::pki_types::{InvalidDnsNameError, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -144,9 +144,6 @@ impl ConnectError {
 pub fn no_roots() -> RootCertStore {
     RootCertStore::empty()
 }
-
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 /// A registered client.
 pub struct Connection {

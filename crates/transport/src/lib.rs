@@ -23,7 +23,7 @@ use rustls::pki_types::pem::PemObject as _;
 
 pub use any_certificate::{AnyCertificate, public_key_info};
 pub use certificate::{Certificate, CertificateError, CertificateFiles};
-pub use tcp::{accept_all, dial, handshake, listen};
+pub use tcp::{Stream, accept_all, dial, handshake, listen};
 
 /// The authorities that this host trusts (`SSL_CERT_FILE` and `SSL_CERT_DIR`, or the system's).
 ///

@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use socket2::{Domain, SockRef, Socket, Type};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -16,6 +17,10 @@ const BACKLOG: i32 = 1024;
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Longest attempt to connect to one of the addresses of a name.
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Bytes of a connection in both directions, with or without TLS.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 /// Listens on an address. `[::]` is every address of the host, IPv4 included, also on a kernel without IPv6 (`ipv6.disable=1`).
 ///

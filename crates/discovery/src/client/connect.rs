@@ -4,11 +4,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fairlead_transport::Stream;
 use fairlead_transport::proxy::{InvalidProxy, Proxy, ProxyError};
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::lookup_host;
 use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -35,9 +35,6 @@ pub(super) enum ConnectError {
     #[error("cannot configure TLS: {0}")]
     TlsConfiguration(#[from] rustls::Error),
 }
-
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 /// A channel over one connection.
 pub(super) async fn channel(

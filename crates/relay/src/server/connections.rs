@@ -3,15 +3,10 @@
 use std::io;
 
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::JoinError;
 
 use crate::{NOT_SENT, USER_TIMEOUT};
-
-/// A connection below frames.
-pub(super) trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Connection for S {}
 
 pub(super) fn configure(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;

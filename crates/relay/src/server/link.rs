@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fairlead_transport::Stream;
 use fairlead_wire::relay::{AllocatedPort, ErrorReason, MAX_BODY};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::connections::Connection;
 use super::handshakes::Handshake;
 use super::register::{Established, Rejected, establish};
 use super::state::Shared;
@@ -80,7 +80,7 @@ impl Drop for Registered<'_> {
 async fn read(
     shared: &Shared,
     id: LinkId,
-    mut reader: FrameReader<Box<dyn Connection>>,
+    mut reader: FrameReader<Box<dyn Stream>>,
     waker: &Notify,
 ) -> StreamError {
     loop {
@@ -133,7 +133,7 @@ fn answer(shared: &Shared, requests: Vec<AllocationRequest>) {
 async fn write(
     shared: &Shared,
     id: LinkId,
-    mut writer: FrameWriter<Box<dyn Connection>>,
+    mut writer: FrameWriter<Box<dyn Stream>>,
     waker: &Notify,
 ) -> io::Result<()> {
     let mut out = Vec::new();

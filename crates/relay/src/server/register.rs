@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fairlead_keys::PublicKey;
+use fairlead_transport::Stream;
 use fairlead_wire::relay::{
     ALPN, ErrorReason, Frame, Hello, MAX_HANDSHAKE_BODY, MIN_VERSION, Parsed, Registered, VERSION, signed,
 };
@@ -11,7 +12,6 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio_rustls::server::TlsStream;
 
-use super::connections::Connection;
 use super::state::Shared;
 use super::statistics::Rejection;
 use crate::core::{Admission, LinkId};
@@ -25,8 +25,8 @@ pub(crate) const EXPORTER_LABEL: &[u8] = b"EXPORTER-Channel-Binding";
 pub(super) struct Established {
     pub(super) id: LinkId,
     pub(super) waker: Arc<Notify>,
-    pub(super) reader: FrameReader<Box<dyn Connection>>,
-    pub(super) writer: FrameWriter<Box<dyn Connection>>,
+    pub(super) reader: FrameReader<Box<dyn Stream>>,
+    pub(super) writer: FrameWriter<Box<dyn Stream>>,
 }
 
 /// Reason and error of a connection that did not become a link.
@@ -51,14 +51,14 @@ pub(super) async fn establish(shared: &Shared, stream: TcpStream) -> Result<Esta
     let tls_failure = |error: std::io::Error| Rejected { reason: Rejection::Tls, error: error.to_string() };
     let (reader, writer, exporter) = match &shared.tls {
         None => {
-            let (reader, writer) = stream::accept_websocket(Box::new(stream) as Box<dyn Connection>).await?;
+            let (reader, writer) = stream::accept_websocket(Box::new(stream) as Box<dyn Stream>).await?;
             (reader, writer, None)
         }
         Some(acceptor) => {
             let stream = acceptor.accept(stream).await.map_err(tls_failure)?;
             let exporter = exporter(&stream).map_err(|error| tls_failure(std::io::Error::other(error)))?;
             let is_direct = stream.get_ref().1.alpn_protocol() == Some(ALPN);
-            let stream = Box::new(stream) as Box<dyn Connection>;
+            let stream = Box::new(stream) as Box<dyn Stream>;
             let (reader, writer) =
                 if is_direct { stream::direct(stream) } else { stream::accept_websocket(stream).await? };
             (reader, writer, Some(exporter))
@@ -73,8 +73,8 @@ fn exporter(stream: &TlsStream<TcpStream>) -> Result<[u8; 32], rustls::Error> {
 
 async fn register(
     shared: &Shared,
-    mut reader: FrameReader<Box<dyn Connection>>,
-    mut writer: FrameWriter<Box<dyn Connection>>,
+    mut reader: FrameReader<Box<dyn Stream>>,
+    mut writer: FrameWriter<Box<dyn Stream>>,
     exporter: Option<[u8; 32]>,
 ) -> Result<Established, Rejected> {
     let hello = Hello {

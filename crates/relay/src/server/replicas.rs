@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use fairlead_transport::Stream;
 use fairlead_wire::relay::replica::{
     MIN_REPLICA_VERSION, REPLICA_ALPN, REPLICA_VERSION, ReplicaFrame, ReplicaHello, parse_replica_frame,
 };
@@ -17,7 +18,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_rustls::TlsConnector;
 
-use super::connections::{Connection, configure, report};
+use super::connections::{configure, report};
 use super::handshakes::Handshake;
 use super::replica_port::Replicas;
 use super::state::Shared;
@@ -194,16 +195,12 @@ async fn accept(shared: Arc<Shared>, stream: TcpStream, source: SocketAddr, hand
 struct Established {
     replica: [u8; 16],
     standby_links: bool,
-    reader: FrameReader<Box<dyn Connection>>,
-    writer: FrameWriter<Box<dyn Connection>>,
+    reader: FrameReader<Box<dyn Stream>>,
+    writer: FrameWriter<Box<dyn Stream>>,
 }
 
 /// Both ends say who they are.
-async fn greet(
-    shared: &Shared,
-    stream: Box<dyn Connection>,
-    is_replica: bool,
-) -> Result<Established, String> {
+async fn greet(shared: &Shared, stream: Box<dyn Stream>, is_replica: bool) -> Result<Established, String> {
     if !is_replica {
         return Err("it does not speak the protocol of replicas".to_owned());
     }
@@ -277,7 +274,7 @@ async fn run(shared: &Shared, established: Established) -> Result<String, String
 }
 
 /// Hands frames to the core until the connection ends.
-async fn read(shared: &Shared, id: ReplicaLinkId, mut reader: FrameReader<Box<dyn Connection>>) -> String {
+async fn read(shared: &Shared, id: ReplicaLinkId, mut reader: FrameReader<Box<dyn Stream>>) -> String {
     loop {
         match timeout(SILENCE_LIMIT, reader.fill()).await {
             Ok(Ok(())) => {}
@@ -293,7 +290,7 @@ async fn read(shared: &Shared, id: ReplicaLinkId, mut reader: FrameReader<Box<dy
 fn handle(
     shared: &Shared,
     id: ReplicaLinkId,
-    reader: &mut FrameReader<Box<dyn Connection>>,
+    reader: &mut FrameReader<Box<dyn Stream>>,
 ) -> Result<(), String> {
     let mut links = shared.links();
     let now = Instant::now();
@@ -315,7 +312,7 @@ fn handle(
 async fn write(
     shared: &Shared,
     id: ReplicaLinkId,
-    mut writer: FrameWriter<Box<dyn Connection>>,
+    mut writer: FrameWriter<Box<dyn Stream>>,
     waker: &Notify,
 ) -> io::Result<()> {
     let mut out = Vec::new();

@@ -8,11 +8,10 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairlead_transport::{Certificate, split_authority};
+use fairlead_transport::{Certificate, Stream, split_authority};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::lookup_host;
 use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -116,9 +115,6 @@ enum ConnectError {
     #[error("cannot configure TLS: {0}")]
     TlsConfiguration(#[from] rustls::Error),
 }
-
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 /// A channel over one connection, which is not made again when it is lost.
 pub(super) async fn channel(
