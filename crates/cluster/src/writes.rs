@@ -5,10 +5,23 @@ use std::fmt::Debug;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 /// Whether a write failed because the object was deleted or changed since it was read. The watch shows what it is now.
 pub fn is_stale(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found() || status.is_conflict())
+}
+
+/// Applies a patch of the status of an object as `manager`, unless the object [is stale](is_stale).
+///
+/// # Errors
+/// The API server refused.
+pub async fn apply_status<K>(api: &Api<K>, name: &str, manager: &str, patch: &Value) -> kube::Result<()>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    let written = api.patch_status(name, &PatchParams::apply(manager).force(), &Patch::Apply(patch)).await;
+    written.map(drop).or_else(|error| if is_stale(&error) { Ok(()) } else { Err(error) })
 }
 
 /// The finalizers of an object without one of them.

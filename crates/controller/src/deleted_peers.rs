@@ -7,10 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fairlead_api::resources::{DeletedPeer, MAX_DELETED_PEERS, WireKubeMesh, WireKubePeer};
-use fairlead_cluster::writes::is_stale;
+use fairlead_cluster::writes::apply_status;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::api::{Patch, PatchParams};
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
@@ -95,10 +94,8 @@ async fn write(client: &Client, mesh: &str, entries: &[DeletedPeer]) {
         "status": { "deletedPeers": entries },
     });
     let api = Api::<WireKubeMesh>::all(client.clone());
-    match api.patch_status(mesh, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&patch)).await {
-        Ok(_) => {}
-        Err(error) if is_stale(&error) => {}
-        Err(error) => tracing::warn!(mesh, %error, "cannot record deleted WireKubePeers; retrying"),
+    if let Err(error) = apply_status(&api, mesh, MANAGER, &patch).await {
+        tracing::warn!(mesh, %error, "cannot record deleted WireKubePeers; retrying");
     }
 }
 

@@ -12,10 +12,9 @@ use fairlead_api::conditions::{Finding, condition};
 use fairlead_api::resources::{GRANULARITY_IN_USE, Granularity, WireKubeMesh, WireKubePeer};
 use fairlead_cluster::events::{EventPublisher, PendingEvent};
 use fairlead_cluster::naming::some_of;
-use fairlead_cluster::writes::is_stale;
+use fairlead_cluster::writes::apply_status;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use kube::api::{Patch, PatchParams};
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource as _, ResourceExt};
 use serde_json::{Value, json};
@@ -75,12 +74,9 @@ enum Progress {
 /// Writes the status of the mesh; of a change that is pending, an Event as well.
 async fn tell(api: &Api<WireKubeMesh>, events: &EventPublisher, mesh: &WireKubeMesh, progress: Progress) {
     let patch = status(mesh, &progress, jiff::Timestamp::now());
-    let parameters = PatchParams::apply(MANAGER).force();
     let name = mesh.name_any();
-    match api.patch_status(&name, &parameters, &Patch::Apply(&patch)).await {
-        Ok(_) => {}
-        Err(error) if is_stale(&error) => {}
-        Err(error) => tracing::warn!(mesh = name, %error, "cannot write the granularity; retrying"),
+    if let Err(error) = apply_status(api, &name, MANAGER, &patch).await {
+        tracing::warn!(mesh = name, %error, "cannot write the granularity; retrying");
     }
     if let Progress::Pending(note) = progress {
         events.warn(PendingEvent {

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use fairlead_api::conditions::{Finding, condition};
 use fairlead_api::resources::{WireKubeMesh, WireKubePeer};
-use fairlead_cluster::writes::is_stale;
+use fairlead_cluster::writes::apply_status;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use kube::api::{Patch, PatchParams};
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
@@ -62,14 +61,8 @@ pub(crate) async fn run(
                 "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubeMesh", "metadata": { "name": name },
                 "status": { "readyPeers": ready, "totalPeers": total, "conditions": [condition] },
             });
-            let parameters = PatchParams::apply(MANAGER).force();
-            let written = api.patch_status(&name, &parameters, &Patch::Apply(&patch)).await;
-            match written {
-                Ok(_) => {}
-                Err(error) if is_stale(&error) => {}
-                Err(error) => {
-                    tracing::warn!(mesh = mesh.name_any(), %error, "cannot write the status; retrying")
-                }
+            if let Err(error) = apply_status(&api, &name, MANAGER, &patch).await {
+                tracing::warn!(mesh = name, %error, "cannot write the status; retrying");
             }
         }
         changes.next().await;

@@ -6,10 +6,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use fairlead_api::resources::{NodeFacts, NodeFilters, NodeLocation, Topology, WireKubeMesh, WireKubePeer};
-use fairlead_cluster::writes::is_stale;
+use fairlead_cluster::writes::apply_status;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{Patch, PatchParams};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
@@ -67,13 +66,8 @@ async fn write(api: &Api<WireKubePeer>, name: String, facts: NodeFacts) {
         "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubePeer",
         "metadata": { "name": name }, "status": { "node": facts },
     });
-    let parameters = PatchParams::apply(MANAGER).force();
-    match api.patch_status(&name, &parameters, &Patch::Apply(&object)).await {
-        Ok(_) => {}
-        Err(error) if is_stale(&error) => {}
-        Err(error) => {
-            tracing::warn!(peer = name, %error, "cannot copy what the Node says to its WireKubePeer; retrying");
-        }
+    if let Err(error) = apply_status(api, &name, MANAGER, &object).await {
+        tracing::warn!(peer = name, %error, "cannot copy what the Node says to its WireKubePeer; retrying");
     }
 }
 

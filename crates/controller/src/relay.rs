@@ -20,7 +20,7 @@ use fairlead_api::names::{
     RELAY_CA_SECRET, RELAY_NAMESPACE, RELAY_PROGRAM, RELAY_REPLICAS_SERVICE, RELAY_TLS_SECRET,
 };
 use fairlead_api::resources::{ManagedRelay, RelayProvider, WireKubeMesh, WireKubeMeshStatus};
-use fairlead_cluster::writes::is_stale;
+use fairlead_cluster::writes::apply_status;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod, Secret, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -248,11 +248,8 @@ impl Reconciler {
             "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubeMesh", "metadata": { "name": name }, "status": status,
         });
         let api: Api<WireKubeMesh> = Api::all(self.client.clone());
-        let parameters = PatchParams::apply(MANAGER).force();
-        match api.patch_status(&name, &parameters, &Patch::Apply(patch)).await {
-            Ok(_) => {}
-            Err(error) if is_stale(&error) => {}
-            Err(error) => tracing::warn!(mesh = name, %error, "cannot write the status; retrying"),
+        if let Err(error) = apply_status(&api, &name, MANAGER, &patch).await {
+            tracing::warn!(mesh = name, %error, "cannot write the status; retrying");
         }
     }
 }

@@ -1,16 +1,17 @@
 //! Conditions that say what has no effect: fields of a WireKubeMesh, and an Egress that no controller of egress gateways takes, since
 //! that controller is installed apart.
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use fairlead_api::conditions::{Finding, condition};
 use fairlead_api::resources::not_implemented::WIREKUBE_MESH;
 use fairlead_api::resources::{Egress, WireKubeMesh};
-use fairlead_cluster::writes::is_stale;
+use fairlead_cluster::writes::apply_status;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use kube::api::{Patch, PatchParams};
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, ResourceExt};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -43,7 +44,7 @@ pub(crate) async fn run(
             let name = mesh.name_any();
             let api = Api::<WireKubeMesh>::all(client.clone());
             if let Some(patch) = of_mesh(&mesh, now) {
-                report(&name, api.patch_status(&name, &parameters(), &Patch::Apply(patch)).await);
+                write(&api, &name, &patch).await;
             }
         }
         for egress in egresses.state() {
@@ -51,22 +52,16 @@ pub(crate) async fn run(
             let name = egress.name_any();
             let api = Api::<Egress>::namespaced(client.clone(), &namespace);
             if let Some(patch) = of_egress(&egress, now) {
-                report(&name, api.patch_status(&name, &parameters(), &Patch::Apply(patch)).await);
+                write(&api, &name, &patch).await;
             }
         }
         changes.next().await;
     }
 }
 
-fn parameters() -> PatchParams {
-    PatchParams::apply(MANAGER).force()
-}
-
-fn report<K>(name: &str, written: kube::Result<K>) {
-    match written {
-        Ok(_) => {}
-        Err(error) if is_stale(&error) => {}
-        Err(error) => tracing::warn!(name, %error, "cannot write the condition; retrying"),
+async fn write<K: Clone + DeserializeOwned + Debug>(api: &Api<K>, name: &str, patch: &Value) {
+    if let Err(error) = apply_status(api, name, MANAGER, patch).await {
+        tracing::warn!(name, %error, "cannot write the condition; retrying");
     }
 }
 

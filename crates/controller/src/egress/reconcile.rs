@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fairlead_api::names::EGRESS_PROGRAM;
 use fairlead_api::resources::{Egress, EgressSourceAddress};
-use fairlead_cluster::writes::is_stale;
+use fairlead_cluster::writes::apply_status;
 use fairlead_egress::EgressName;
 use fairlead_egress::client::problem_of_all_pods;
 use fairlead_egress::destinations::Destinations;
@@ -19,7 +19,6 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Service, ServiceAccount};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
-use kube::api::{Patch, PatchParams};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
@@ -204,17 +203,11 @@ impl Reconciler {
         let patch = json!({
             "apiVersion": "coil.cybozu.com/v2", "kind": "Egress", "metadata": { "name": name }, "status": status,
         });
-        let parameters = PatchParams::apply(MANAGER).force();
-        let written = self.api::<Egress>(egress).patch_status(&name, &parameters, &Patch::Apply(patch)).await;
-        match written {
-            Ok(_) => true,
-            // Of an Egress that is gone.
-            Err(error) if is_stale(&error) => true,
-            Err(error) => {
-                tracing::warn!(egress = name, %error, "cannot write the status; retrying");
-                false
-            }
+        let written = apply_status(&self.api::<Egress>(egress), &name, MANAGER, &patch).await;
+        if let Err(error) = &written {
+            tracing::warn!(egress = name, %error, "cannot write the status; retrying");
         }
+        written.is_ok()
     }
 
     fn api<K>(&self, egress: &Egress) -> Api<K>

@@ -9,12 +9,11 @@ use fairlead_api::conditions::{Finding, condition};
 use fairlead_api::names::{DISCOVERY_CLUSTER_ID, SYSTEM_NAMESPACE};
 use fairlead_api::resources::{KeptMeshIp, WireKubeMesh, WireKubePeer};
 use fairlead_cluster::naming::some_of;
-use fairlead_cluster::writes::is_stale;
+use fairlead_cluster::writes::apply_status;
 use fairlead_wire::discovery::mesh_subnet;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Node, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 use tokio::time::timeout;
@@ -196,12 +195,9 @@ impl Addresses {
             "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubeMesh", "metadata": { "name": name },
             "status": { "keptMeshIPs": kept, "conditions": [condition] },
         });
-        let parameters = PatchParams::apply(MANAGER).force();
         let api = Api::<WireKubeMesh>::all(self.client.clone());
-        match api.patch_status(&name, &parameters, &Patch::Apply(&patch)).await {
-            Ok(_) => {}
-            Err(error) if is_stale(&error) => {}
-            Err(error) => tracing::warn!(mesh = name, %error, "cannot write the status; retrying"),
+        if let Err(error) = apply_status(&api, &name, MANAGER, &patch).await {
+            tracing::warn!(mesh = name, %error, "cannot write the status; retrying");
         }
     }
 }
