@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use fairlead_api::resources::{KiloPeer, PeerTransport, WireKubeMesh, WireKubePeer};
@@ -15,6 +14,7 @@ use serde_json::json;
 
 use crate::api;
 use crate::arguments::queries::{GraphArguments, GraphOutput};
+use crate::output;
 use crate::query::current_thread;
 
 /// Prints the graph.
@@ -27,8 +27,7 @@ pub fn run(query: &GraphArguments) -> anyhow::Result<ExitCode> {
         GraphOutput::Dot => graph.dot(),
         GraphOutput::Json => format!("{:#}\n", json!(graph)),
     };
-    // A closed pipe (`| head`) is not a failure.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    output::print(&text);
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,7 +1,6 @@
 //! `fairlead ipam`: shows the address allocation, finds inconsistencies, and releases leaked addresses.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -36,8 +35,7 @@ pub fn run(command: &IpamCommand) -> anyhow::Result<ExitCode> {
             IpamCommand::Show(query) => Ok((show(query).await?, true)),
         }
     })?;
-    // A closed pipe (`| head`) is not a failure.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    output::print(&text);
     Ok(if consistent { ExitCode::SUCCESS } else { ExitCode::from(PROBLEM_FOUND) })
 }
 

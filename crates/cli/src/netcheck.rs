@@ -1,6 +1,5 @@
 //! `fairlead netcheck`: what the node program knows of the networks it is in.
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use fairlead_wire::node::{
@@ -9,7 +8,7 @@ use fairlead_wire::node::{
 use serde_json::{Value, json};
 
 use crate::arguments::queries::NetcheckArguments;
-use crate::output::{age, milliseconds, or_dash, render, table};
+use crate::output::{self, age, milliseconds, or_dash, render, table};
 use crate::query::{connect, current_thread};
 
 /// Prints what the node program knows of its networks.
@@ -22,8 +21,7 @@ pub fn run(query: &NetcheckArguments) -> anyhow::Result<ExitCode> {
         Ok(answer.map_err(|status| anyhow::anyhow!("{}", status.message()))?.into_inner())
     })?;
     let text = render(query.output, || netcheck_json(&answer), |_| netcheck_table(&answer))?;
-    // A closed pipe (`| head`) is not a failure.
-    drop(std::io::stdout().write_all(text.as_bytes()));
+    output::print(&text);
     Ok(ExitCode::SUCCESS)
 }
 

@@ -105,6 +105,12 @@ pub fn bytes(count: u64) -> String {
     if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") }
 }
 
+/// Prints an answer to stdout.
+pub fn print(text: &str) {
+    // A closed pipe (`| head`) is not a failure.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
 /// Prints why the program failed to stderr.
 pub fn error(message: &str) {
     // A closed stderr leaves no place to report to.

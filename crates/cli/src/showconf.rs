@@ -1,6 +1,5 @@
 //! `fairlead showconf`: the WireGuard peers of a Peer or a node, as `wg setconf` and `wg addconf` read them.
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -41,8 +40,7 @@ pub fn run(command: &ShowconfCommand) -> anyhow::Result<ExitCode> {
         ConfigurationFormat::Yaml => render(Output::Yaml, || data(&found), |_| String::new())?,
         ConfigurationFormat::Wireguard => text(&found),
     };
-    // A closed pipe (`| head`) is not a failure.
-    drop(std::io::stdout().write_all(text.as_bytes()));
+    output::print(&text);
     Ok(if found.peers.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -69,8 +67,7 @@ fn print_as_peer(
             text(&own.without_endpoints(endpoints))
         }
     };
-    // A closed pipe (`| head`) is not a failure.
-    drop(std::io::stdout().write_all(text.as_bytes()));
+    output::print(&text);
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,6 +1,5 @@
 //! `fairlead peer list`.
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use fairlead_members::configuration::{Subject, entry_nodes};
@@ -11,7 +10,7 @@ use serde_json::json;
 
 use super::cluster::{configuration_of, objects};
 use crate::arguments::peers::PeerList;
-use crate::output::{or_dash, render, table};
+use crate::output::{self, or_dash, render, table};
 
 /// One Peer.
 #[derive(Debug, Serialize, PartialEq, Eq)]
@@ -36,8 +35,7 @@ pub(super) async fn run(arguments: &PeerList) -> anyhow::Result<ExitCode> {
     }
     rows.sort_by(|a, b| a.name.cmp(&b.name));
     let text = render(arguments.output, || json!({ "peers": rows }), |_| print(&rows))?;
-    // A closed pipe (`| head`) is not a failure.
-    drop(std::io::stdout().write_all(text.as_bytes()));
+    output::print(&text);
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,6 +1,5 @@
 //! The configuration of a Peer's machine: for `wg-quick`, for scripts, as a QR code.
 
-use std::io::Write as _;
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::ExitCode;
@@ -127,8 +126,7 @@ pub(super) fn print(
         configuration,
     };
     let text = if arguments.qr { machine.qr()? } else { machine.print(arguments.output)? };
-    // A closed pipe (`| head`) is not a failure.
-    drop(std::io::stdout().write_all(text.as_bytes()));
+    output::print(&text);
     Ok(ExitCode::SUCCESS)
 }
 
