@@ -77,24 +77,16 @@ impl HostNetwork {
 
     /// The routers of the default routes.
     pub fn default_gateways(&self) -> BTreeSet<IpAddr> {
-        let defaults = self
-            .routes
-            .iter()
-            .filter(|route| route.destination.prefix_len() == 0 && route.kind == RouteKind::UNICAST);
         let several =
             |route: &Route| route.next_hops.iter().filter_map(|hop| hop.gateway).collect::<Vec<_>>();
-        defaults.flat_map(|route| several(route).into_iter().chain(route.gateway)).collect()
+        self.default_routes().flat_map(|route| several(route).into_iter().chain(route.gateway)).collect()
     }
 
     /// MTU towards other nodes in bytes: the least of the links (and routes) that the default routes use, IPv4 and
     /// IPv6. Without a default route, the least of the physical links that are up; without those, unknown.
     pub fn uplink_mtu(&self, ignored: &Ignored) -> Option<u32> {
         let usable = |link: &&Link| link.up && link.layer != LinkLayer::Loopback && !ignored.link(link);
-        let defaults = self
-            .routes
-            .iter()
-            .filter(|route| route.destination.prefix_len() == 0 && route.kind == RouteKind::UNICAST);
-        let by_route = defaults.flat_map(|route| {
+        let by_route = self.default_routes().flat_map(|route| {
             let links = self.links.iter().filter(|link| route.links().any(|index| index == link.index));
             links.filter(usable).map(|link| route.mtu.map_or(link.mtu, |mtu| mtu.min(link.mtu)))
         });
@@ -115,6 +107,11 @@ impl HostNetwork {
             with_mac.filter(|(_, mac)| mac.0 != [0; 6]).min_by_key(|(name, _)| *name).map(|(_, mac)| mac)
         };
         first(&|link| link.is_physical()).or_else(|| first(&|link| uplinks.contains(&link.index)))
+    }
+
+    fn default_routes(&self) -> impl Iterator<Item = &Route> {
+        let is_default = |route: &&Route| route.destination.prefix_len() == 0;
+        self.routes.iter().filter(is_default).filter(|route| route.kind == RouteKind::UNICAST)
     }
 
     /// Whether the main table has a default route of the family.
