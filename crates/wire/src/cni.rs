@@ -2,18 +2,9 @@
 
 use prost::Message;
 
-pub use generated::*;
-
 use crate::status::{Any, Status};
 
-mod generated {
-    #![expect(
-        missing_docs,
-        clippy::allow_attributes_without_reason,
-        reason = "generated from proto/cni.proto, documented there"
-    )]
-    tonic::include_proto!("pkg.cnirpc");
-}
+generated!("pkg.cnirpc");
 
 /// Full protobuf name of [`CniError`].
 const ERROR_NAME: &str = "pkg.cnirpc.CNIError";

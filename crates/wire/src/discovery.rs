@@ -25,16 +25,7 @@ pub const DATA_OVERHEAD: usize = 12 + 16;
 
 /// The gRPC service (`proto/discovery.proto`).
 pub mod server {
-    pub use generated::*;
-
-    mod generated {
-        #![expect(
-            missing_docs,
-            clippy::allow_attributes_without_reason,
-            reason = "generated from proto/discovery.proto, documented there"
-        )]
-        tonic::include_proto!("sidero.discovery.server");
-    }
+    generated!("sidero.discovery.server");
 }
 
 /// Messages of the plaintext (`proto/affiliate.proto`).

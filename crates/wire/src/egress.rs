@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-pub use generated::*;
+generated!("fairlead.egress.v1");
 
 /// An address in messages: 4 or 16 bytes, in network order.
 pub fn octets(address: IpAddr) -> Vec<u8> {
@@ -10,13 +10,4 @@ pub fn octets(address: IpAddr) -> Vec<u8> {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),
     }
-}
-
-mod generated {
-    #![expect(
-        missing_docs,
-        clippy::allow_attributes_without_reason,
-        reason = "generated from proto/egress.proto, documented there"
-    )]
-    tonic::include_proto!("fairlead.egress.v1");
 }

@@ -11,6 +11,22 @@
 //! [`egress`] is how node programs register clients at the gateways of an Egress, [`egress_peers`] is what these gateways tell each other.
 //! Nothing here opens a socket or decides anything: bytes come from the caller and go back to the caller.
 
+/// Includes what was generated from a package of `proto/`.
+macro_rules! generated {
+    ($package:literal) => {
+        pub use generated::*;
+
+        mod generated {
+            #![expect(
+                missing_docs,
+                clippy::allow_attributes_without_reason,
+                reason = "generated from proto/, documented there"
+            )]
+            tonic::include_proto!($package);
+        }
+    };
+}
+
 pub mod cni;
 pub mod discovery;
 pub mod egress;
