@@ -40,6 +40,11 @@ impl AttributeWriter {
         self.bytes(kind, &value.to_be_bytes());
     }
 
+    /// Adds several such numbers, each with its attribute.
+    pub(crate) fn be32s(&mut self, values: &[(u16, u32)]) {
+        values.iter().for_each(|(kind, value)| self.be32(*kind, *value));
+    }
+
     /// Adds an attribute whose value is what `write` adds.
     pub(crate) fn nested(&mut self, kind: u16, write: impl FnOnce(&mut Self)) {
         self.open(kind | NESTED, write);

@@ -251,25 +251,13 @@ impl Expression {
 
     fn write_data(&self, data: &mut AttributeWriter) {
         match self {
-            Self::LoadMeta(key) => {
-                data.be32(2, key.number());
-                data.be32(1, REGISTER);
-            }
-            Self::StoreMeta(key) => {
-                data.be32(2, key.number());
-                data.be32(3, REGISTER);
-            }
+            Self::LoadMeta(key) => data.be32s(&[(2, key.number()), (1, REGISTER)]),
+            Self::StoreMeta(key) => data.be32s(&[(2, key.number()), (3, REGISTER)]),
             Self::LoadPayload { header, offset, length } => {
-                data.be32(1, REGISTER);
-                data.be32(2, header.number());
-                data.be32(3, *offset);
-                data.be32(4, *length);
+                data.be32s(&[(1, REGISTER), (2, header.number()), (3, *offset), (4, *length)])
             }
             Self::LoadPortBehind { offset } => {
-                data.be32(1, SECOND_REGISTER);
-                data.be32(2, Header::Transport.number());
-                data.be32(3, *offset);
-                data.be32(4, 2);
+                data.be32s(&[(1, SECOND_REGISTER), (2, Header::Transport.number()), (3, *offset), (4, 2)])
             }
             Self::StorePayload { header, offset, length, checksum } => {
                 data.be32(5, REGISTER);
@@ -281,42 +269,19 @@ impl Expression {
                     data.be32(7, *checksum);
                 }
             }
-            Self::LoadConnectionDirection => {
-                data.be32(1, REGISTER);
-                data.be32(2, CONNECTION_DIRECTION);
-            }
-            Self::LoadConnectionMark => {
-                data.be32(1, REGISTER);
-                data.be32(2, CONNECTION_MARK);
-            }
-            Self::LoadConnectionState => {
-                data.be32(1, REGISTER);
-                data.be32(2, CONNECTION_STATE);
-            }
-            Self::StoreConnectionMark => {
-                data.be32(2, CONNECTION_MARK);
-                data.be32(4, REGISTER);
-            }
-            Self::LoadRouteSegment => {
-                data.be32(1, REGISTER);
-                data.be32(2, ROUTE_TCP_MSS);
-            }
+            Self::LoadConnectionDirection => data.be32s(&[(1, REGISTER), (2, CONNECTION_DIRECTION)]),
+            Self::LoadConnectionMark => data.be32s(&[(1, REGISTER), (2, CONNECTION_MARK)]),
+            Self::LoadConnectionState => data.be32s(&[(1, REGISTER), (2, CONNECTION_STATE)]),
+            Self::StoreConnectionMark => data.be32s(&[(2, CONNECTION_MARK), (4, REGISTER)]),
+            Self::LoadRouteSegment => data.be32s(&[(1, REGISTER), (2, ROUTE_TCP_MSS)]),
             Self::ToNetworkOrder => {
-                data.be32(1, REGISTER);
-                data.be32(2, REGISTER);
-                data.be32(3, HOST_TO_NETWORK);
-                data.be32(4, 2);
-                data.be32(5, 2);
+                data.be32s(&[(1, REGISTER), (2, REGISTER), (3, HOST_TO_NETWORK), (4, 2), (5, 2)])
             }
             Self::LoadDestinationType => {
-                data.be32(1, REGISTER);
-                data.be32(2, FIB_RESULT_ADDRESS_TYPE);
-                data.be32(3, FIB_BY_DESTINATION);
+                data.be32s(&[(1, REGISTER), (2, FIB_RESULT_ADDRESS_TYPE), (3, FIB_BY_DESTINATION)])
             }
             Self::LoadSourceIsReachable => {
-                data.be32(1, REGISTER);
-                data.be32(2, FIB_RESULT_INTERFACE);
-                data.be32(3, FIB_SOURCE_BY_INPUT);
+                data.be32s(&[(1, REGISTER), (2, FIB_RESULT_INTERFACE), (3, FIB_SOURCE_BY_INPUT)])
             }
             Self::LoadTcpOption(option) => write_tcp_option(data, 1, *option),
             Self::StoreTcpOption(option) => write_tcp_option(data, 7, *option),
@@ -371,12 +336,12 @@ impl Expression {
             Self::Counter => {}
             Self::Drop => write_verdict(data, DROP),
             Self::Masquerade => data.be32(1, NAT_RANDOM_FULLY),
-            Self::SourceNat(family) => {
-                data.be32(1, NAT_SOURCE);
-                data.be32(2, u32::from(protocol(*family)));
-                data.be32(3, REGISTER);
-                data.be32(7, NAT_RANDOM_FULLY);
-            }
+            Self::SourceNat(family) => data.be32s(&[
+                (1, NAT_SOURCE),
+                (2, u32::from(protocol(*family))),
+                (3, REGISTER),
+                (7, NAT_RANDOM_FULLY),
+            ]),
         }
     }
 }
@@ -405,7 +370,5 @@ fn write_verdict(data: &mut AttributeWriter, verdict: u32) {
 fn write_tcp_option(data: &mut AttributeWriter, register: u16, option: TcpOption) {
     data.be32(register, REGISTER);
     data.bytes(2, &[option.kind]);
-    data.be32(3, option.offset);
-    data.be32(4, option.length);
-    data.be32(6, TCP_OPTION);
+    data.be32s(&[(3, option.offset), (4, option.length), (6, TCP_OPTION)]);
 }
