@@ -9,7 +9,6 @@ use fairlead_cluster::metrics::{register, register_with_unit};
 use fairlead_dataplane::wireguard::{PathSocketStats, PortAccess};
 use fairlead_members::provenance::DiscoveryStatus;
 use fairlead_path::{BirthdayOutcome, EndpointReason, ProbeCounts, ProbeDrops, State};
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -21,10 +20,8 @@ use crate::apply::path_port::PathCounters;
 use crate::apply::relay::RelayReport;
 use crate::apply::report::{PeerReport, Report};
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Peer {
-    peer: String,
-}
+/// A label and its value.
+type Label<T = &'static str> = [(&'static str, T); 1];
 
 /// Most peers with series of their own: ten for each, on each node.
 const MAX_PEERS: usize = 100;
@@ -32,42 +29,12 @@ const MAX_PEERS: usize = 100;
 /// Buckets in seconds, from a direct path that is found within a round trip of one site to one that needs several rounds of probes.
 const TIME_TO_DIRECT_BUCKETS: [f64; 11] = [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0];
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ForReason {
-    reason: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfKind {
-    kind: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Access {
-    access: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct WithResult {
-    result: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct AtServer {
-    server: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct InState {
-    state: &'static str,
-}
-
 /// See [`Self::register`] for what each means.
 #[derive(Debug, Clone)]
 pub struct MeshMetrics {
     peers: PeerMetrics,
     problems: Gauge,
-    port_access: Family<Access, Gauge>,
+    port_access: Family<Label, Gauge>,
     netlink_changes: Counter,
     paths: PathMetrics,
     relay: RelayMetrics,
@@ -78,26 +45,26 @@ pub struct MeshMetrics {
 /// Peers by their tunnels, and each of at most [`MAX_PEERS`].
 #[derive(Debug, Clone)]
 struct PeerMetrics {
-    count: Family<InState, Gauge>,
-    external: Family<InState, Gauge>,
-    up: Family<Peer, Gauge>,
-    handshake: Family<Peer, Gauge<f64, AtomicU64>>,
-    received: Family<Peer, Counter>,
-    sent: Family<Peer, Counter>,
+    count: Family<Label, Gauge>,
+    external: Family<Label, Gauge>,
+    up: Family<Label<String>, Gauge>,
+    handshake: Family<Label<String>, Gauge<f64, AtomicU64>>,
+    received: Family<Label<String>, Counter>,
+    sent: Family<Label<String>, Counter>,
 }
 
 /// Path probes, attempts and changes of endpoints.
 #[derive(Debug, Clone)]
 struct PathMetrics {
-    endpoint_changes: Family<ForReason, Counter>,
+    endpoint_changes: Family<Label, Counter>,
     time_to_direct: Histogram,
-    birthday_attempts: Family<WithResult, Counter>,
-    sent_probes: Family<OfKind, Counter>,
-    received_probes: Family<OfKind, Counter>,
-    dropped_probes: Family<ForReason, Counter>,
-    both_ways: Family<WithResult, Counter>,
+    birthday_attempts: Family<Label, Counter>,
+    sent_probes: Family<Label, Counter>,
+    received_probes: Family<Label, Counter>,
+    dropped_probes: Family<Label, Counter>,
+    both_ways: Family<Label, Counter>,
     queued_datagrams: Counter,
-    dropped_datagrams: Family<ForReason, Counter>,
+    dropped_datagrams: Family<Label, Counter>,
 }
 
 /// The link to the relay.
@@ -112,8 +79,8 @@ struct RelayMetrics {
 /// Discovery services by their servers.
 #[derive(Debug, Clone)]
 struct DiscoveryMetrics {
-    connected: Family<AtServer, Gauge>,
-    members: Family<AtServer, Gauge>,
+    connected: Family<Label<String>, Gauge>,
+    members: Family<Label<String>, Gauge>,
 }
 
 impl PeerMetrics {
@@ -335,7 +302,7 @@ impl MeshMetrics {
         let shown = others.into_iter().chain(up).take(if per_peer { MAX_PEERS } else { 0 });
         self.compatible.update(node, report, shown.clone());
         for peer in shown {
-            let label = Peer { peer: peer.name.clone() };
+            let label = [("peer", peer.name.clone())];
             self.peers.up.get_or_create(&label).set(i64::from(peer.path.state == State::Up));
             let Some(device) = &peer.device else { continue };
             set(&self.peers.received.get_or_create(&label), device.rx_bytes);
@@ -352,7 +319,7 @@ impl MeshMetrics {
         self.discovery.connected.clear();
         self.discovery.members.clear();
         for service in &status.services {
-            let label = AtServer { server: service.server.clone() };
+            let label = [("server", service.server.clone())];
             self.discovery.connected.get_or_create(&label).set(i64::from(service.is_connected));
             let members = i64::try_from(service.members).unwrap_or(i64::MAX);
             self.discovery.members.get_or_create(&label).set(members);
@@ -361,7 +328,7 @@ impl MeshMetrics {
 
     fn update_port_access(&self, used: Option<PortAccess>) {
         for access in PortAccess::ALL {
-            let label = Access { access: access.name() };
+            let label = [("access", access.name())];
             self.port_access.get_or_create(&label).set(i64::from(used == Some(access)));
         }
     }
@@ -369,20 +336,20 @@ impl MeshMetrics {
     fn update_paths(&self, paths: &PathCounters) {
         for reason in EndpointReason::ALL {
             let count = paths.changes.get(&reason).copied().unwrap_or_default();
-            set(&self.paths.endpoint_changes.get_or_create(&ForReason { reason: reason.name() }), count);
+            set(&self.paths.endpoint_changes.get_or_create(&[("reason", reason.name())]), count);
         }
         for outcome in BirthdayOutcome::ALL {
             let count = paths.birthday_attempts.get(&outcome).copied().unwrap_or_default();
-            set(&self.paths.birthday_attempts.get_or_create(&WithResult { result: outcome.name() }), count);
+            set(&self.paths.birthday_attempts.get_or_create(&[("result", outcome.name())]), count);
         }
         let PathSocketStats { queued, dropped_without_reader, dropped_queue_full, sent_both_ways, held_back } =
             paths.socket;
         for (result, count) in [("HeldBack", held_back), ("Sent", sent_both_ways)] {
-            set(&self.paths.both_ways.get_or_create(&WithResult { result }), count);
+            set(&self.paths.both_ways.get_or_create(&[("result", result)]), count);
         }
         set(&self.paths.queued_datagrams, queued);
         for (reason, count) in [("NoReader", dropped_without_reader), ("QueueFull", dropped_queue_full)] {
-            set(&self.paths.dropped_datagrams.get_or_create(&ForReason { reason }), count);
+            set(&self.paths.dropped_datagrams.get_or_create(&[("reason", reason)]), count);
         }
         let ProbeCounts { requests_sent, answers_sent, requests_received, answers_received, drops } =
             paths.probes;
@@ -390,8 +357,8 @@ impl MeshMetrics {
             (&self.paths.sent_probes, requests_sent, answers_sent),
             (&self.paths.received_probes, requests_received, answers_received),
         ] {
-            set(&kinds.get_or_create(&OfKind { kind: "Answer" }), answers);
-            set(&kinds.get_or_create(&OfKind { kind: "Request" }), requests);
+            set(&kinds.get_or_create(&[("kind", "Answer")]), answers);
+            set(&kinds.get_or_create(&[("kind", "Request")]), requests);
         }
         let ProbeDrops { unauthenticated, unknown, replayed, limited, unexpected, held_back } = drops;
         for (reason, count) in [
@@ -402,7 +369,7 @@ impl MeshMetrics {
             ("Unexpected", unexpected),
             ("UnknownVersion", unknown),
         ] {
-            set(&self.paths.dropped_probes.get_or_create(&ForReason { reason }), count);
+            set(&self.paths.dropped_probes.get_or_create(&[("reason", reason)]), count);
         }
     }
 
@@ -440,6 +407,6 @@ fn set(counter: &Counter, count: u64) {
     counter.inner().store(count, Ordering::Relaxed);
 }
 
-fn in_state(state: State) -> InState {
-    InState { state: state.as_str() }
+fn in_state(state: State) -> Label {
+    [("state", state.as_str())]
 }

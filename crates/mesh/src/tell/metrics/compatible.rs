@@ -15,7 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use super::super::publish::nat_name;
-use super::set;
+use super::{Label, set};
 use crate::apply::report::{PeerReport, Report};
 
 type Seconds = Gauge<f64, AtomicU64>;
@@ -40,16 +40,6 @@ struct PairBehind {
     nat_type: &'static str,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfNode {
-    node: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ForEvent {
-    event: &'static str,
-}
-
 #[derive(Debug, Clone)]
 pub(super) struct CompatibleMetrics {
     latency: Family<PairOver, Seconds>,
@@ -58,7 +48,7 @@ pub(super) struct CompatibleMetrics {
     connected: Family<PairBehind, Gauge>,
     transport: Family<Pair, Gauge>,
     handshake: Family<Pair, Seconds>,
-    nat: Family<OfNode, Gauge>,
+    nat: Family<Label<String>, Gauge>,
     peers: Gauge,
     relayed: Gauge,
     direct: Gauge,
@@ -66,7 +56,7 @@ pub(super) struct CompatibleMetrics {
     kilo_nodes: Gauge,
     kilo_peers: Gauge,
     kilo_reconciles: Counter,
-    kilo_errors: Family<ForEvent, Counter>,
+    kilo_errors: Family<Label, Counter>,
 }
 
 impl CompatibleMetrics {
@@ -122,7 +112,7 @@ impl CompatibleMetrics {
         let is_direct = |peer: &&PeerReport| !peer.is_relayed() && peer.path.state == State::Up;
         self.relayed.set(report.peers.iter().filter(is_relayed).count() as i64);
         self.direct.set(report.peers.iter().filter(is_direct).count() as i64);
-        self.nat.get_or_create(&OfNode { node: node.to_owned() }).set(nat_number(report.translation.nat));
+        self.nat.get_or_create(&[("node", node.to_owned())]).set(nat_number(report.translation.nat));
         let now = SystemTime::now();
         shown.for_each(|peer| self.update_peer(node, report.translation.nat, peer, now));
     }
@@ -152,7 +142,7 @@ impl CompatibleMetrics {
 
     /// The mesh could not be reconciled.
     pub(super) fn failed(&self) {
-        self.kilo_errors.get_or_create(&ForEvent { event: "apply" }).inc();
+        self.kilo_errors.get_or_create(&[("event", "apply")]).inc();
     }
 
     /// Clears the metrics: there is no mesh any more.
