@@ -11,7 +11,6 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{DeleteParams, ListParams, Preconditions};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, ResourceExt};
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
@@ -99,12 +98,7 @@ pub(crate) enum Outcome {
 
 /// Counts orphaned blocks by what became of them.
 #[derive(Debug, Clone)]
-pub(crate) struct OrphanMetrics(Family<ResultLabel, Counter>);
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabel {
-    result: &'static str,
-}
+pub(crate) struct OrphanMetrics(Family<[(&'static str, &'static str); 1], Counter>);
 
 impl OrphanMetrics {
     /// Declares them in `registry`.
@@ -121,7 +115,7 @@ impl OrphanMetrics {
             Some(Outcome::Kept) => "kept",
             None => "failed",
         };
-        self.0.get_or_create(&ResultLabel { result }).inc();
+        self.0.get_or_create(&[("result", result)]).inc();
     }
 }
 

@@ -1,22 +1,16 @@
 //! Metrics of the built-in router, as Coil's router has them.
 
 use fairlead_cluster::metrics::register;
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Node {
-    node: String,
-}
-
 /// See [`Self::register`] for what each means.
 #[derive(Debug, Clone)]
 pub struct RouterMetrics {
-    syncs: Family<Node, Counter>,
-    routes: Family<Node, Gauge>,
+    syncs: Family<[(&'static str, String); 1], Counter>,
+    routes: Family<[(&'static str, String); 1], Gauge>,
 }
 
 impl RouterMetrics {
@@ -31,7 +25,7 @@ impl RouterMetrics {
 
     /// The routes of `node` were reconciled.
     pub fn synced(&self, node: &str, routes: usize) {
-        let label = Node { node: node.to_owned() };
+        let label = [("node", node.to_owned())];
         self.syncs.get_or_create(&label).inc();
         self.routes.get_or_create(&label).set(i64::try_from(routes).unwrap_or(i64::MAX));
     }

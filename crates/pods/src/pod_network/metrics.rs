@@ -1,7 +1,6 @@
 //! Counts of what was corrected.
 
 use fairlead_cluster::metrics::register;
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
@@ -39,15 +38,10 @@ impl Object {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Correction {
-    object: &'static str,
-}
-
 /// See [`Self::register`] for what each means.
 #[derive(Debug, Clone)]
 pub struct PodNetworkMetrics {
-    corrected: Family<Correction, Counter>,
+    corrected: Family<[(&'static str, &'static str); 1], Counter>,
 }
 
 impl PodNetworkMetrics {
@@ -60,6 +54,6 @@ impl PodNetworkMetrics {
 
     /// One operation was needed.
     pub fn corrected(&self, object: Object) {
-        self.corrected.get_or_create(&Correction { object: object.as_str() }).inc();
+        self.corrected.get_or_create(&[("object", object.as_str())]).inc();
     }
 }
