@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::time::timeout;
 
-use crate::metrics::register;
+use crate::metrics::declare;
 use crate::subsystem::Subsystem;
 
 /// Events that may wait to be published.
@@ -55,7 +55,7 @@ impl EventMetrics {
     /// Declares them in `registry`.
     pub fn register(registry: &mut Registry) -> Self {
         let help = "Kubernetes Events that were not published: too many at once, or the API server did not take them";
-        Self { dropped: register(registry, "events_dropped", help, Counter::default()) }
+        Self { dropped: declare(registry, "events_dropped", help) }
     }
 }
 

@@ -7,7 +7,12 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
-/// Registers a metric and returns the handle by which it is changed.
+/// Registers a metric without values and returns the handle by which it is changed.
+pub fn declare<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+    register(registry, name, help, M::default())
+}
+
+/// The same for a metric that exists.
 pub fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
     registry.register(name, help, metric.clone());
     metric

@@ -12,7 +12,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::Registry;
 
-use crate::metrics::register;
+use crate::metrics::declare;
 
 /// Clock ticks per second in `/proc` (`USER_HZ`), the same on every architecture that Rust's standard library supports.
 const TICKS_PER_SECOND: f64 = 100.0;
@@ -25,8 +25,7 @@ struct Build {
 /// Declares `process_*` and `fairlead_build_info` in the registry of all metrics.
 pub fn register_process(all: &mut Registry) {
     let help = "The version of the program; always 1";
-    let build: Family<Build, Gauge> =
-        register(all.sub_registry_with_prefix("fairlead"), "build_info", help, Family::default());
+    let build: Family<Build, Gauge> = declare(all.sub_registry_with_prefix("fairlead"), "build_info", help);
     build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION") }).set(1);
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     all.sub_registry_with_prefix("process").register_collector(Box::new(Process { started }));

@@ -13,7 +13,7 @@ use prometheus_client::registry::Registry;
 use tower::Service;
 use tower::layer::layer_fn;
 
-use crate::metrics::register;
+use crate::metrics::declare;
 
 /// Code of a request without an answer, as client-go has it.
 const NO_ANSWER: &str = "<error>";
@@ -46,7 +46,7 @@ impl RequestMetrics {
     pub fn register(registry: &mut Registry) -> Self {
         let help =
             "Requests to the API server, by verb, resource and status code; <error> if there was no answer";
-        Self { requests: register(registry, "api_requests", help, Family::default()) }
+        Self { requests: declare(registry, "api_requests", help) }
     }
 
     /// Counts one request by the status code of its answer.

@@ -23,7 +23,7 @@ use std::net::SocketAddr;
 use fairlead_api::names::LEASE_EGRESS;
 use fairlead_cluster::events::EventMetrics;
 use fairlead_cluster::http::MetricsAddress;
-use fairlead_cluster::metrics::register;
+use fairlead_cluster::metrics::declare;
 use fairlead_cluster::subsystem::Supervisor;
 use k8s_openapi::api::core::v1::Pod;
 use prometheus_client::metrics::gauge::Gauge;
@@ -116,7 +116,7 @@ impl Metrics {
         let queue = WorkQueueMetrics::register(registry, "egress", reconciles);
         let ours = registry.sub_registry_with_prefix("fairlead_egress_controller");
         Self {
-            leader: register(ours, "leader", "Whether this replica is the leader", Gauge::default()),
+            leader: declare(ours, "leader", "Whether this replica is the leader"),
             events: EventMetrics::register(ours),
             queue,
         }

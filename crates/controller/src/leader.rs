@@ -12,7 +12,7 @@ use fairlead_api::resources::{
 use fairlead_cluster::caches::{self, Cache, config};
 use fairlead_cluster::events::{EventMetrics, EventPublisher};
 use fairlead_cluster::lean;
-use fairlead_cluster::metrics::{Pool, register};
+use fairlead_cluster::metrics::{Pool, declare};
 use fairlead_cluster::subsystem::{Subsystem, Supervisor};
 use fairlead_ipam::orphans::Graces;
 use futures::StreamExt;
@@ -237,7 +237,7 @@ impl LeaderMetrics {
             reconciles,
             orphans: OrphanMetrics::register(ours),
             events: EventMetrics::register(ours),
-            leader: register(ours, "leader", "Whether this replica is the leader", Gauge::default()),
+            leader: declare(ours, "leader", "Whether this replica is the leader"),
             usage,
         }
     }

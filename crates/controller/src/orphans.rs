@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use fairlead_api::names::{COIL_FINALIZER, LABEL_REQUEST, is_object_name};
 use fairlead_api::resources::AddressBlock;
-use fairlead_cluster::metrics::register;
+use fairlead_cluster::metrics::declare;
 use fairlead_cluster::writes::remove_finalizer;
 use fairlead_ipam::orphans::{Absences, OwnedBlock};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -104,7 +104,7 @@ impl OrphanMetrics {
     /// Declares them in `registry`.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let help = "Blocks of deleted Nodes: freed, in use by Pods, kept because something changed meanwhile, or failed";
-        Self(register(registry, "orphan_blocks", help, Family::default()))
+        Self(declare(registry, "orphan_blocks", help))
     }
 
     /// A block was released or kept; `None` if that failed.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fairlead_cluster::metrics::{register, register_with_unit};
+use fairlead_cluster::metrics::{declare, register, register_with_unit};
 use fairlead_ipam::queue::Attempt;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
@@ -56,8 +56,8 @@ impl ReconcileMetrics {
         let errors = "Reconciliations that failed, by controller";
         let time = "Time one reconciliation took, by controller";
         Self {
-            total: register(registry, "reconcile", total, Family::default()),
-            errors: register(registry, "reconcile_errors", errors, Family::default()),
+            total: declare(registry, "reconcile", total),
+            errors: declare(registry, "reconcile_errors", errors),
             seconds: register_with_unit(registry, "reconcile_time", time, Unit::Seconds, seconds),
         }
     }

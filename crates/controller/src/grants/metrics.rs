@@ -1,6 +1,6 @@
 //! Metrics of answers.
 
-use fairlead_cluster::metrics::register;
+use fairlead_cluster::metrics::declare;
 use fairlead_ipam::RefusalReason;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -28,8 +28,8 @@ impl GrantMetrics {
         let grants = "BlockRequests answered with a block";
         let refusals = "BlockRequests refused, by reason";
         Self {
-            grants: register(registry, "block_grants", grants, Counter::default()),
-            refusals: register(registry, "block_refusals", refusals, Family::default()),
+            grants: declare(registry, "block_grants", grants),
+            refusals: declare(registry, "block_refusals", refusals),
             queue,
         }
     }

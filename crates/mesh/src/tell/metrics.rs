@@ -5,7 +5,7 @@ mod compatible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
-use fairlead_cluster::metrics::{register, register_with_unit};
+use fairlead_cluster::metrics::{declare, register_with_unit};
 use fairlead_dataplane::wireguard::{PathSocketStats, PortAccess};
 use fairlead_members::provenance::DiscoveryStatus;
 use fairlead_path::{BirthdayOutcome, EndpointReason, ProbeCounts, ProbeDrops, State};
@@ -86,14 +86,13 @@ struct DiscoveryMetrics {
 impl PeerMetrics {
     fn register(ours: &mut Registry) -> Self {
         Self {
-            count: register(ours, "peers", "Peers by the state of their tunnel", Family::default()),
-            external: register(
+            count: declare(ours, "peers", "Peers by the state of their tunnel"),
+            external: declare(
                 ours,
                 "external_peers",
                 "Peers outside of the cluster by the state of their session: up, or down, which one that sends nothing is, too",
-                Family::default(),
             ),
-            up: register(ours, "peer_up", "Whether the tunnel to the peer works", Family::default()),
+            up: declare(ours, "peer_up", "Whether the tunnel to the peer works"),
             handshake: register_with_unit(
                 ours,
                 "peer_last_handshake_timestamp",
@@ -122,12 +121,7 @@ impl PeerMetrics {
 impl PathMetrics {
     fn register(ours: &mut Registry) -> Self {
         Self {
-            endpoint_changes: register(
-                ours,
-                "peer_endpoint_changes",
-                "Endpoints set for peers, by reason",
-                Family::default(),
-            ),
+            endpoint_changes: declare(ours, "peer_endpoint_changes", "Endpoints set for peers, by reason"),
             time_to_direct: register_with_unit(
                 ours,
                 "peer_time_to_direct_path",
@@ -135,47 +129,36 @@ impl PathMetrics {
                 Unit::Seconds,
                 time_to_direct(),
             ),
-            birthday_attempts: register(
+            birthday_attempts: declare(
                 ours,
                 "birthday_attempts",
                 "Attempts to find a port of a symmetric NAT by trying many, by result",
-                Family::default(),
             ),
-            sent_probes: register(
-                ours,
-                "path_probes_sent",
-                "Path probes sent to peers, by kind",
-                Family::default(),
-            ),
-            received_probes: register(
+            sent_probes: declare(ours, "path_probes_sent", "Path probes sent to peers, by kind"),
+            received_probes: declare(
                 ours,
                 "path_probes_received",
                 "Path probes of peers that were not dropped, by kind",
-                Family::default(),
             ),
-            dropped_probes: register(
+            dropped_probes: declare(
                 ours,
                 "path_probes_dropped",
                 "Path probes that were received and dropped, or held back by the limits on sending, by reason",
-                Family::default(),
             ),
-            both_ways: register(
+            both_ways: declare(
                 ours,
                 "packets_sent_both_ways",
                 "Packets of the embedded WireGuard whose path was in doubt, by result: Sent over the relay as well, or HeldBack by the limit",
-                Family::default(),
             ),
-            queued_datagrams: register(
+            queued_datagrams: declare(
                 ours,
                 "path_socket_queued_datagrams",
                 "Datagrams on the WireGuard port, other than WireGuard messages, that were queued for the path search",
-                Counter::default(),
             ),
-            dropped_datagrams: register(
+            dropped_datagrams: declare(
                 ours,
                 "path_socket_dropped_datagrams",
                 "Datagrams on the port of the embedded WireGuard, other than WireGuard messages, that were dropped, by reason",
-                Family::default(),
             ),
         }
     }
@@ -184,11 +167,10 @@ impl PathMetrics {
 impl RelayMetrics {
     fn register(ours: &mut Registry) -> Self {
         Self {
-            connected: register(
+            connected: declare(
                 ours,
                 "relay_client_connected",
                 "Whether this node is connected to the relay of the mesh",
-                Gauge::default(),
             ),
             received: register_with_unit(
                 ours,
@@ -204,11 +186,10 @@ impl RelayMetrics {
                 Unit::Bytes,
                 Counter::default(),
             ),
-            dropped: register(
+            dropped: declare(
                 ours,
                 "relay_client_dropped_datagrams",
                 "Datagrams for the relay that were dropped: no connection, or they waited too long",
-                Counter::default(),
             ),
         }
     }
@@ -217,17 +198,15 @@ impl RelayMetrics {
 impl DiscoveryMetrics {
     fn register(ours: &mut Registry) -> Self {
         Self {
-            connected: register(
+            connected: declare(
                 ours,
                 "discovery_client_connected",
                 "Whether this node is connected to the discovery service",
-                Family::default(),
             ),
-            members: register(
+            members: declare(
                 ours,
                 "discovery_client_members",
                 "Other members that the discovery service tells of",
-                Family::default(),
             ),
         }
     }
@@ -240,23 +219,16 @@ impl MeshMetrics {
         let ours = all.sub_registry_with_prefix("fairlead");
         Self {
             peers: PeerMetrics::register(ours),
-            problems: register(
-                ours,
-                "mesh_problems",
-                "Problems that `fairlead status` explains",
-                Gauge::default(),
-            ),
-            port_access: register(
+            problems: declare(ours, "mesh_problems", "Problems that `fairlead status` explains"),
+            port_access: declare(
                 ours,
                 "wireguard_port_access",
                 "Whether path probes share the WireGuard port in this way: rules of nftables, raw sockets, or the device's own sockets",
-                Family::default(),
             ),
-            netlink_changes: register(
+            netlink_changes: declare(
                 ours,
                 "netlink_changes",
                 "Messages that changed kernel state since the start",
-                Counter::default(),
             ),
             paths: PathMetrics::register(ours),
             relay: RelayMetrics::register(ours),

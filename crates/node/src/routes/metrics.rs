@@ -1,6 +1,6 @@
 //! Metrics of the built-in router, as Coil's router has them.
 
-use fairlead_cluster::metrics::register;
+use fairlead_cluster::metrics::declare;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -18,8 +18,8 @@ impl RouterMetrics {
     pub fn register(all: &mut Registry) -> Self {
         let coil = all.sub_registry_with_prefix("coil_router");
         Self {
-            syncs: register(coil, "syncs", "Synchronisations of the built-in router", Family::default()),
-            routes: register(coil, "routes_synced", "Routes of the built-in router", Family::default()),
+            syncs: declare(coil, "syncs", "Synchronisations of the built-in router"),
+            routes: declare(coil, "routes_synced", "Routes of the built-in router"),
         }
     }
 

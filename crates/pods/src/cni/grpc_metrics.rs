@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use fairlead_cluster::metrics::{register, register_with_unit};
+use fairlead_cluster::metrics::{declare, register_with_unit};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -48,10 +48,10 @@ impl GrpcMetrics {
         let grpc = all.sub_registry_with_prefix("grpc_server");
         let seconds = Family::new_with_constructor((|| Histogram::new(LATENCY_BUCKETS)) as fn() -> Histogram);
         let metrics = Self {
-            started: register(grpc, "started", "RPCs started, by method", Family::default()),
-            handled: register(grpc, "handled", "RPCs completed, by method and code", Family::default()),
-            received: register(grpc, "msg_received", "Messages received, by method", Family::default()),
-            sent: register(grpc, "msg_sent", "Messages sent, by method", Family::default()),
+            started: declare(grpc, "started", "RPCs started, by method"),
+            handled: declare(grpc, "handled", "RPCs completed, by method and code"),
+            received: declare(grpc, "msg_received", "Messages received, by method"),
+            sent: declare(grpc, "msg_sent", "Messages sent, by method"),
             seconds: register_with_unit(
                 grpc,
                 "handling",

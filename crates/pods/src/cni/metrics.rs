@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use fairlead_cluster::metrics::{register, register_with_unit, result};
+use fairlead_cluster::metrics::{declare, register_with_unit, result};
 use fairlead_wire::cni::cni_server;
 use fairlead_wire::network::network_server;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -96,8 +96,8 @@ impl CniMetrics {
         Self {
             add_seconds: duration("add_duration", "Time one ADD took"),
             del_seconds: duration("del_duration", "Time one DEL took"),
-            operations: register(ours, "operations", "CNI operations served, by result", Family::default()),
-            failures: register(ours, "failures", "CNI operations that failed, by reason", Family::default()),
+            operations: declare(ours, "operations", "CNI operations served, by result"),
+            failures: declare(ours, "failures", "CNI operations that failed, by reason"),
             grpc,
         }
     }

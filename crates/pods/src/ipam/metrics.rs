@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairlead_cluster::metrics::{Outcome, Pool, register, register_with_unit};
+use fairlead_cluster::metrics::{Outcome, Pool, declare, register, register_with_unit};
 use fairlead_ipam::BlockUsage;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -55,8 +55,8 @@ impl IpamMetrics {
                 Unit::Seconds,
                 Histogram::new(LATENCY_BUCKETS),
             ),
-            blocks_released: register(ours, "blocks_released", released, Family::default()),
-            leaked_addresses: register(ours, "leaked_addresses_freed", leaked, Counter::default()),
+            blocks_released: declare(ours, "blocks_released", released),
+            leaked_addresses: declare(ours, "leaked_addresses_freed", leaked),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Counts of what was corrected.
 
-use fairlead_cluster::metrics::register;
+use fairlead_cluster::metrics::declare;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
@@ -49,7 +49,7 @@ impl PodNetworkMetrics {
     pub fn register(all: &mut Registry) -> Self {
         let ours = all.sub_registry_with_prefix("fairlead_pod_network");
         let help = "Objects of the kernel that differed from what pods need and were corrected";
-        Self { corrected: register(ours, "corrections", help, Family::default()) }
+        Self { corrected: declare(ours, "corrections", help) }
     }
 
     /// One operation was needed.

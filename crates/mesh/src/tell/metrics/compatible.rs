@@ -6,7 +6,7 @@
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime};
 
-use fairlead_cluster::metrics::register;
+use fairlead_cluster::metrics::declare;
 use fairlead_path::{NatType, State};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -63,13 +63,12 @@ impl CompatibleMetrics {
     pub(super) fn register(all: &mut Registry) -> Self {
         let kilo = all.sub_registry_with_prefix("kilo");
         let leader = "Whether this node is a gateway of its location; without locations every node is";
-        let kilo_leader = register(kilo, "leader", leader, Gauge::default());
-        let kilo_nodes = register(kilo, "nodes", "Nodes in the mesh, with this one", Gauge::default());
-        let kilo_peers = register(kilo, "peers", "Peers outside of the cluster", Gauge::default());
-        let kilo_reconciles =
-            register(kilo, "reconciles", "Reconciliations of the mesh that succeeded", Counter::default());
+        let kilo_leader = declare(kilo, "leader", leader);
+        let kilo_nodes = declare(kilo, "nodes", "Nodes in the mesh, with this one");
+        let kilo_peers = declare(kilo, "peers", "Peers outside of the cluster");
+        let kilo_reconciles = declare(kilo, "reconciles", "Reconciliations of the mesh that succeeded");
         let errors = "Reconciliations of the mesh that failed; the event is always apply";
-        let kilo_errors = register(kilo, "errors", errors, Family::default());
+        let kilo_errors = declare(kilo, "errors", errors);
         let ours = all.sub_registry_with_prefix("wirekube");
         let transport = "How packets reach the peer: 1 directly, 2 by way of a relay";
         let nat = "NAT of this node: 0 unknown, 1 cone, 2 symmetric, 3 port-restricted cone, 4 open";
@@ -77,16 +76,16 @@ impl CompatibleMetrics {
         let latency = "Round-trip time to the peer, of path probes";
         let handshake = "Seconds since the last handshake with the peer";
         Self {
-            latency: register(ours, "peer_latency_seconds", latency, Family::default()),
-            sent: register(ours, "peer_bytes_sent", "Bytes sent to the peer", Family::default()),
-            received: register(ours, "peer_bytes_received", "Bytes received of the peer", Family::default()),
-            connected: register(ours, "peer_connected", connected, Family::default()),
-            transport: register(ours, "peer_transport_mode", transport, Family::default()),
-            handshake: register(ours, "peer_last_handshake_seconds", handshake, Family::default()),
-            nat: register(ours, "node_nat_type", nat, Family::default()),
-            peers: register(ours, "peers_total", "Nodes in the mesh, with this one", Gauge::default()),
-            relayed: register(ours, "relayed_peers_total", "Peers reached over a relay", Gauge::default()),
-            direct: register(ours, "direct_peers_total", "Peers reached directly", Gauge::default()),
+            latency: declare(ours, "peer_latency_seconds", latency),
+            sent: declare(ours, "peer_bytes_sent", "Bytes sent to the peer"),
+            received: declare(ours, "peer_bytes_received", "Bytes received of the peer"),
+            connected: declare(ours, "peer_connected", connected),
+            transport: declare(ours, "peer_transport_mode", transport),
+            handshake: declare(ours, "peer_last_handshake_seconds", handshake),
+            nat: declare(ours, "node_nat_type", nat),
+            peers: declare(ours, "peers_total", "Nodes in the mesh, with this one"),
+            relayed: declare(ours, "relayed_peers_total", "Peers reached over a relay"),
+            direct: declare(ours, "direct_peers_total", "Peers reached directly"),
             kilo_leader,
             kilo_nodes,
             kilo_peers,
