@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fairlead_cluster::caches::{self, Cache, Refusal};
-use fairlead_cluster::lean;
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::EgressName;
 use fairlead_egress::client::plan::Cluster;
@@ -16,14 +15,14 @@ use fairlead_egress::objects::selector_of_all;
 use fairlead_egress::selection::Selectors;
 use fairlead_egress::selectors::Labels;
 use futures::{Stream, StreamExt as _, stream};
-use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::core::v1::{Namespace, Service};
 use kube::api::PartialObjectMeta;
 use kube::runtime::reflector::ObjectRef;
-use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Client};
 use tokio::sync::watch;
 
-use super::objects::{CachedEgress, SlimService};
+use super::objects::{CachedEgress, CachedService};
 use super::switches::EgressSwitches;
 
 /// Longest time for which an ADD waits for first lists.
@@ -34,7 +33,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Watched objects that decide about client pods.
 pub(crate) struct Inputs {
     egresses: Arc<Cache<CachedEgress>>,
-    services: Cache<SlimService>,
+    services: Cache<CachedService>,
     namespaces: Arc<Cache<PartialObjectMeta<Namespace>>>,
     /// Whether the watches were asked for.
     wanted: watch::Sender<bool>,
@@ -58,7 +57,8 @@ impl Inputs {
     ) -> Self {
         let (wanted, gate) = watch::channel(false);
         let of_egresses = caches::config().labels(&selector_of_all());
-        let services = watcher(Api::<SlimService>::all(client.clone()), of_egresses).modify(lean::identified);
+        let services = watcher(Api::<Service>::all(client.clone()), of_egresses);
+        let services = caches::parsed(services, CachedService::from);
         Self {
             egresses,
             services: caches::start(subsystem, "Services of Egresses", once_wanted(gate, services)),
@@ -73,7 +73,7 @@ impl Inputs {
     /// With caches of tests.
     #[cfg(test)]
     pub(crate) fn of(
-        (egresses, services): (Cache<CachedEgress>, Cache<SlimService>),
+        (egresses, services): (Cache<CachedEgress>, Cache<CachedService>),
         namespaces: Arc<Cache<PartialObjectMeta<Namespace>>>,
         switches: EgressSwitches,
     ) -> Self {
@@ -110,7 +110,7 @@ impl Inputs {
             return Some(Arc::clone(selectors));
         }
         let read = Selectors::of(
-            self.egresses().iter().map(|egress| (egress.name.clone(), egress.selectors.clone())),
+            self.egresses().iter().map(|egress| (egress.info.name.clone(), egress.info.selectors.clone())),
         );
         let same = last.as_ref().map(|(_, known)| known).filter(|known| ***known == read).cloned();
         let selectors = same.unwrap_or_else(|| Arc::new(read));
@@ -174,7 +174,7 @@ impl Inputs {
     /// Whether there are Egresses, and none says the ranges of the cluster.
     pub(crate) fn lacks_ranges(&self) -> bool {
         let egresses = self.egresses();
-        !egresses.is_empty() && egresses.iter().all(|egress| egress.known.cluster_ranges.is_none())
+        !egresses.is_empty() && egresses.iter().all(|egress| egress.info.known.cluster_ranges.is_none())
     }
 
     /// Refusal of the API server to show Egresses or Services, if there is one.
@@ -216,8 +216,10 @@ impl Inputs {
 
     fn read(&self) -> Cluster {
         let egresses = self.egresses();
-        let known = egresses.iter().map(|egress| (egress.name.clone(), egress.known.clone()));
-        let cluster = Cluster::of(known, self.services.store.state().iter().map(|service| service.named()));
+        let known = egresses.iter().map(|egress| (egress.info.name.clone(), egress.info.known.clone()));
+        let services = self.services.store.state();
+        let services = services.iter().map(|service| (service.egress.clone(), service.known.clone()));
+        let cluster = Cluster::of(known, services);
         Cluster { originating_only: self.switches.originating_only, ..cluster }
     }
 

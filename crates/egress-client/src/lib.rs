@@ -9,7 +9,6 @@
 //! * [`stages`] and [`attach`]: ADD, DEL and CHECK, as stages of an attachment of `fairlead-pods`.
 //! * [`registrar`]: registers pods at gateways, and says which gateways can be reached.
 //! * [`announce`]: announces the source addresses that gateways on this node hold.
-//! * [`explain`]: which way the packets of a pod take, for the command line.
 //!
 //! Objects come from watches, pods from the stages and from files beside the socket, holds from the streams of gateways. Tunnels,
 //! rules and routes go to the kernel by `fairlead-fou` and `fairlead-dataplane`. Gateways are `fairlead-egress-gateway`, and the
@@ -21,7 +20,6 @@
 mod annotations;
 mod announce;
 mod attach;
-pub mod explain;
 mod gateways;
 mod inputs;
 mod intent;
@@ -62,12 +60,11 @@ use announce::metrics::AnnounceMetrics;
 pub use announce::{Report, Shown, SourceAddresses};
 use inputs::Inputs;
 use metrics::EgressMetrics;
-pub use objects::SlimService;
 use pod_egress::{EgressDeps, PodEgress};
 pub use problems::EgressProblems;
 use programs::{ProgramStock, loading};
 use registrar::metrics::RegistrarMetrics;
-use registrar::{Registrar, RegistrarDeps, endpoints};
+use registrar::{Registrar, RegistrarDeps, slices};
 use sandboxes::Sandboxes;
 pub use switches::EgressSwitches;
 
@@ -137,7 +134,7 @@ pub struct Deps {
 /// Egress of this node, which registers its pods, keeps running ones current and announces source addresses from now on.
 pub fn start(deps: Deps, subsystem: &mut Subsystem) -> Egress {
     let egresses = Arc::new(objects::watch_egresses(&deps.client, subsystem));
-    let slices = Arc::new(endpoints::watch(&deps.client, subsystem));
+    let slices = Arc::new(slices::watch(&deps.client, subsystem));
     let registrar = RegistrarDeps {
         client: deps.client.clone(),
         node: deps.node,

@@ -1,6 +1,6 @@
 //! Registers the clients of this node at the gateways of their Egresses, and says to which gateways their packets may go.
 //!
-//! * `endpoints`: the gateways, from EndpointSlices.
+//! * `slices`: the gateways, from EndpointSlices.
 //! * `session`, `health`, `registry`: pure; what to send to each gateway, which gateways answer, and what follows.
 //! * `link`, `gateway`, `token`, `probes`: connections, tokens and ICMP; these tasks share `registrations`.
 //! * `client`, `heard_hold`, `refusal`, `not_registered`: what goes in, what comes out, and why something does not.
@@ -9,7 +9,6 @@
 //! stream to it ends: gateways keep the clients that they have.
 
 mod client;
-pub(crate) mod endpoints;
 mod gateway;
 mod health;
 mod heard_hold;
@@ -21,6 +20,7 @@ mod refusal;
 mod registrations;
 mod registry;
 mod session;
+pub(crate) mod slices;
 #[cfg(test)]
 pub(crate) mod tests;
 mod token;
@@ -35,17 +35,18 @@ use fairlead_cluster::caches::Cache;
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::EgressName;
 use fairlead_egress::client::plan::NextHop;
+use fairlead_egress::endpoints::{self, GatewayUid};
 use fairlead_wire::egress as wire;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 pub(crate) use self::client::Client;
-use self::endpoints::CachedSlice;
 pub(crate) use self::heard_hold::HeardHold;
 use self::metrics::RegistrarMetrics;
 pub(crate) use self::not_registered::NotRegistered;
 use self::registrations::Registrations;
+use self::slices::CachedSlice;
 use self::token::RequestToken;
 use super::objects::CachedEgress;
 
@@ -165,7 +166,7 @@ impl Registrar {
     }
 
     /// Keeps a connection to these gateways on this node, also without clients, to hear which source addresses they hold.
-    pub(crate) fn set_local_gateways(&self, local: BTreeSet<(EgressName, endpoints::GatewayUid)>) {
+    pub(crate) fn set_local_gateways(&self, local: BTreeSet<(EgressName, GatewayUid)>) {
         if self.shared.registry().set_local(local) {
             self.shared.tasks.notify_one();
             self.shared.holds.send_replace(());
@@ -178,7 +179,7 @@ impl Registrar {
     }
 
     /// Gateways on this node that have answered since this program started, so that [`Self::local_holds`] has what they hold.
-    pub(crate) fn heard_local_gateways(&self) -> BTreeSet<(EgressName, endpoints::GatewayUid)> {
+    pub(crate) fn heard_local_gateways(&self) -> BTreeSet<(EgressName, GatewayUid)> {
         self.shared.registry().heard_local()
     }
 
@@ -205,11 +206,13 @@ async fn follow(
         if slices.is_ready() {
             let egresses = egresses.store.state();
             let holders = |of: &EgressName| {
-                let egress = egresses.iter().find(|egress| egress.name == *of);
-                let held = egress.into_iter().flat_map(|egress| egress.source_addresses.values());
+                let egress = egresses.iter().find(|egress| egress.info.name == *of);
+                let held = egress.into_iter().flat_map(|egress| egress.info.source_addresses.values());
                 held.flatten().cloned().collect()
             };
-            let gateways = endpoints::gateways(&slices.store.state(), &node, holders);
+            let slices = slices.store.state();
+            let slices: Vec<_> = slices.iter().map(|slice| &slice.gateways).collect();
+            let gateways = endpoints::gateways(&slices, &node, holders);
             let changed = shared.registry().set_endpoints(gateways, Instant::now());
             shared.clients_changed(changed);
         }

@@ -17,6 +17,7 @@
 //! [`plan`] computes them; where it fails, the pod must not start, as its packets would leave by `eth0`.
 
 pub mod intent;
+pub mod known;
 mod link;
 pub mod plan;
 mod problem;

@@ -4,6 +4,8 @@
 //! * [`destinations`]: the prefixes of an Egress.
 //! * [`client`]: rules, routes and tunnels of a client pod, by what is known of the cluster.
 //! * [`choice`]: the gateway of a client or of a flow, among those that are ready.
+//! * [`endpoints`]: the gateways of an Egress, and those that a node uses.
+//! * [`explain`]: which way the packets of a pod take, for the command line.
 //! * [`hold`]: which gateway holds a source address.
 //! * [`options`]: what an Egress asks of its gateways beside destinations.
 //! * [`lookup`]: how a gateway is asked who used an address and port.
@@ -22,6 +24,8 @@ pub mod annotation;
 pub mod choice;
 pub mod client;
 pub mod destinations;
+pub mod endpoints;
+pub mod explain;
 pub mod hold;
 pub mod lookup;
 pub mod objects;
@@ -35,6 +39,8 @@ pub mod status;
 
 use std::fmt;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
 /// An Egress by its namespace and name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EgressName {
@@ -45,6 +51,14 @@ pub struct EgressName {
 }
 
 impl EgressName {
+    /// Namespace and name of an Egress or its Service, by its metadata.
+    pub fn of(metadata: &ObjectMeta) -> Self {
+        Self {
+            namespace: metadata.namespace.clone().unwrap_or_default(),
+            name: metadata.name.clone().unwrap_or_default(),
+        }
+    }
+
     /// Reads `NAMESPACE/NAME`; `None` if the text is not of that form.
     pub fn parse(text: &str) -> Option<Self> {
         let (namespace, name) = text.split_once('/')?;

@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 
 use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
+use fairlead_egress::client::known::{EgressInfo, SourceAddressesOf};
+use fairlead_egress::endpoints::GatewayPlace;
 
 use super::gateway::Gateway;
 use super::source_addresses::Nodes;
-use crate::objects::{CachedEgress, SourceAddressesOf};
-use crate::registrar::endpoints::GatewayPlace;
 
 /// The source addresses of all Egresses that have some.
 pub(super) type Permitted = BTreeMap<EgressName, SourceAddressesOf>;
 
 /// Source addresses of all Egresses that have some.
-pub(super) fn permitted<'a>(egresses: impl IntoIterator<Item = &'a CachedEgress>) -> Permitted {
+pub(super) fn permitted<'a>(egresses: impl IntoIterator<Item = &'a EgressInfo>) -> Permitted {
     let some = egresses.into_iter().filter(|egress| !egress.source_addresses.is_empty());
     some.map(|egress| (egress.name.clone(), egress.source_addresses.clone())).collect()
 }
@@ -66,18 +66,17 @@ pub(super) fn gateways<'a>(
 
 #[cfg(test)]
 mod tests {
-    use fairlead_api::resources::Egress;
     use serde_json::{Value, json};
 
     use super::*;
 
-    fn sources(name: &str, slots: Value) -> CachedEgress {
+    fn sources(name: &str, slots: Value) -> EgressInfo {
         let egress = json!({
             "apiVersion": "coil.cybozu.com/v2", "kind": "Egress",
             "metadata": {"namespace": "internet-egress", "name": name},
             "spec": {"destinations": ["0.0.0.0/0"]}, "status": {"sourceAddresses": slots},
         });
-        CachedEgress::from(&serde_json::from_value::<Egress>(egress).unwrap())
+        EgressInfo::of(&serde_json::from_value(egress).unwrap())
     }
 
     fn place(pod: &str, node: &str) -> GatewayPlace {

@@ -22,7 +22,7 @@ use super::plan::{self, Adopted, Announced, Host, Plan, Problem};
 use super::schedule::Schedule;
 use super::source_addresses::{Report, Shown, SourceAddresses};
 use crate::objects::CachedEgress;
-use crate::registrar::endpoints::CachedSlice;
+use crate::registrar::slices::CachedSlice;
 use crate::registrar::{HeardHold, Registrar};
 
 /// Time between two comparisons with the kernel while something is announced: entries that others delete are not reported.
@@ -133,13 +133,15 @@ impl Announcer {
     /// Returns when something is to be done without a change.
     async fn step(&mut self) -> Option<Instant> {
         let now = Instant::now();
-        let permitted = facts::permitted(self.deps.egresses.store.state().iter().map(AsRef::as_ref));
+        let permitted = facts::permitted(self.deps.egresses.store.state().iter().map(|egress| &egress.info));
         let has_facts = self.deps.egresses.has_answer() && self.deps.slices.has_answer();
         let mut holders_again = None;
         if has_facts {
             let slices = self.deps.slices.store.state();
             let (holders, again) = self.holders.take(&permitted, now);
-            self.deps.sources.set_nodes(facts::nodes(holders, slices.iter().map(|slice| slice.places())));
+            self.deps
+                .sources
+                .set_nodes(facts::nodes(holders, slices.iter().map(|slice| slice.gateways.places())));
             holders_again = again;
         }
         let pods = self.deps.pods.store.state();

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_api::resources::Egress;
 use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::pods::SlimPod;
 use fairlead_cluster::subsystem::Supervisor;
@@ -16,6 +15,7 @@ use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_dataplane::source_addresses::{self, Found, Source};
 use fairlead_dataplane::uplink::{self, Ignored};
 use fairlead_egress::EgressName;
+use fairlead_egress::client::known::EgressInfo;
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{RouteSocket, VethEnd, add_veth, set_up};
 use fairlead_topology::SourceNodes;
@@ -31,7 +31,7 @@ use tokio::time::sleep;
 use super::metrics::AnnounceMetrics;
 use super::{AnnounceDeps, SourceAddresses, run};
 use crate::objects::CachedEgress;
-use crate::registrar::endpoints::CachedSlice;
+use crate::registrar::slices::CachedSlice;
 use crate::registrar::tests::gateway::Fake;
 use crate::registrar::tests::of_gateway;
 
@@ -58,7 +58,7 @@ fn sources() -> CachedEgress {
         "metadata": {"namespace": "internet-egress", "name": "nat"}, "spec": {"destinations": ["0.0.0.0/0"]},
         "status": {"sourceAddresses": [{"addresses": [HELD], "gateway": "nat-a"}, {"addresses": [STALE]}]},
     });
-    CachedEgress::from(&serde_json::from_value::<Egress>(egress).unwrap())
+    CachedEgress::from(EgressInfo::of(&serde_json::from_value(egress).unwrap()))
 }
 
 fn slice() -> CachedSlice {

@@ -4,8 +4,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use fairlead_egress::EgressName;
-
-use super::endpoints::GatewayUid;
+use fairlead_egress::endpoints::GatewayUid;
 
 /// A source address that a gateway on this node holds.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! Reasons why a client is registered at no gateway.
 
 use fairlead_api::names::EGRESS_REGISTRATION_PORT;
+use fairlead_egress::endpoints::NO_GATEWAY;
 
 use super::refusal::Refusal;
 
@@ -13,7 +14,7 @@ pub(crate) enum NotRegistered {
     )]
     EndpointSlicesUnknown,
     /// No gateway is ready.
-    #[error("no gateway of the Egress is ready: see its pods")]
+    #[error("{NO_GATEWAY}")]
     NoGateway,
     /// There are some, but none answers.
     #[error(

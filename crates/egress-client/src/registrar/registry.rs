@@ -8,10 +8,10 @@ use fairlead_address::IpFamily;
 use fairlead_api::fou::Gateway as Target;
 use fairlead_egress::EgressName;
 use fairlead_egress::client::plan::NextHop;
+use fairlead_egress::endpoints::{Endpoints, GatewayUid};
 use fairlead_wire::egress::RegisterResponse;
 
 use super::client::Client;
-use super::endpoints::{Endpoints, GatewayUid};
 use super::health::{Changes, Health};
 use super::heard_hold::HeardHold;
 use super::not_registered::NotRegistered;

@@ -9,12 +9,12 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use fairlead_cluster::subsystem::Supervisor;
+use fairlead_egress::endpoints::{Endpoints, GatewayEndpoint};
 use fairlead_wire::egress::{Hold, State};
 use futures::FutureExt as _;
 use prometheus_client::registry::Registry as Metrics;
 
 use self::gateway::{Behaviour, Fake};
-use super::endpoints::{Endpoints, GatewayEndpoint};
 use super::token::{Issued, TokenError};
 use super::*;
 

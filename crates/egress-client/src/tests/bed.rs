@@ -13,6 +13,7 @@ use fairlead_cluster::pods::{self, SlimPod};
 use fairlead_cluster::subsystem::{Subsystem, Supervisor};
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_egress::EgressName;
+use fairlead_egress::client::known::EgressInfo;
 use fairlead_egress::client::plan::NextHop;
 use fairlead_ipam::Key;
 use fairlead_ipam::check::Owner;
@@ -20,7 +21,7 @@ use fairlead_pods::cni::{Attachment, EgressRequest, Failure, PodInterface};
 use fairlead_pods::container_locks::ContainerLocks;
 use fairlead_pods::ipam::Ipam;
 use futures::FutureExt as _;
-use k8s_openapi::api::core::v1::Namespace as NamespaceObject;
+use k8s_openapi::api::core::v1::{Namespace as NamespaceObject, Service};
 use kube::Api;
 use kube::api::PartialObjectMeta;
 use kube::runtime::events::Reporter;
@@ -37,7 +38,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use super::super::gateways::Gateways;
 use super::super::inputs::Inputs;
 use super::super::metrics::EgressMetrics;
-use super::super::objects::{CachedEgress, SlimService};
+use super::super::objects::{CachedEgress, CachedService};
 use super::super::pod_egress::EgressDeps;
 use super::super::registrar::Client;
 use super::super::{Egress, EgressProblems, EgressSwitches};
@@ -165,7 +166,7 @@ where
 #[derive(Clone, Default)]
 pub(crate) struct Objects {
     pub(crate) egresses: Vec<EgressObject>,
-    pub(crate) services: Vec<SlimService>,
+    pub(crate) services: Vec<Service>,
     pub(crate) pods: Vec<SlimPod>,
     pub(crate) namespaces: Vec<PartialObjectMeta<NamespaceObject>>,
     pub(crate) switches: EgressSwitches,
@@ -178,7 +179,7 @@ pub(crate) struct Bed {
     pub(crate) gateways: Arc<FakeGateways>,
     pub(crate) locks: Arc<ContainerLocks>,
     pub(crate) egresses: Feed<EgressObject>,
-    pub(crate) services: Feed<SlimService>,
+    pub(crate) services: Feed<Service>,
     pub(crate) pods: Feed<SlimPod>,
     pub(crate) namespaces: Feed<PartialObjectMeta<NamespaceObject>>,
     pub(crate) cached_pods: Arc<Cache<SlimPod>>,
@@ -209,9 +210,11 @@ impl Bed {
     ) -> Self {
         let mut supervisor = Supervisor::default();
         let caches = supervisor.subsystem("caches");
-        let (egresses, cached_egresses) =
-            Feed::parsed(caches, "Egresses", objects.egresses, |egress| CachedEgress::from(&egress));
-        let (services, cached_services) = Feed::start(caches, "Services", objects.services);
+        let (egresses, cached_egresses) = Feed::parsed(caches, "Egresses", objects.egresses, |egress| {
+            CachedEgress::from(EgressInfo::of(&egress))
+        });
+        let (services, cached_services) =
+            Feed::parsed(caches, "Services", objects.services, CachedService::from);
         let (namespaces, cached_namespaces) = Feed::start(caches, "Namespaces", objects.namespaces);
         let (pods, cached_pods) = Feed::start(caches, "Pods", objects.pods);
         let cached_pods = Arc::new(cached_pods);
@@ -305,7 +308,7 @@ pub(crate) fn egress(of: &str, destinations: &[&str]) -> EgressObject {
     .unwrap()
 }
 
-pub(crate) fn service(of: &str, cluster_ips: &[&str]) -> SlimService {
+pub(crate) fn service(of: &str, cluster_ips: &[&str]) -> Service {
     let EgressName { namespace, name } = name(of);
     serde_json::from_value(json!({
         "metadata": { "namespace": namespace, "name": name },

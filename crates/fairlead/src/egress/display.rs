@@ -2,8 +2,8 @@
 
 use fairlead_address::DualStackAddrs;
 use fairlead_cli::output::{self, now, or_dash, table};
+use fairlead_egress::explain::GatewayPod;
 use fairlead_egress::problem::EgressProblem;
-use fairlead_egress_client::explain::GatewayPod;
 use k8s_openapi::api::core::v1::Event;
 use serde::Serialize;
 

@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use fairlead_cli::output::render;
-use fairlead_egress_client::explain::{Explanation, Known, Objects, PacketWay, ToGateways};
+use fairlead_egress::explain::{Explanation, Known, Objects, PacketWay, ToGateways};
 use serde::Serialize;
 use serde_json::json;
 
 use super::display::{Gateway, PodEvent, Problem, gateway_table, section};
-use super::read::Reader;
+use super::read::{Reader, pod_info};
 use crate::arguments::egress_queries::EgressExplain;
 
 /// Way that a packet takes.
@@ -52,10 +52,11 @@ pub(super) async fn run(query: &EgressExplain) -> anyhow::Result<(String, ExitCo
     let pod = reader.pod(&query.pod.namespace, &query.pod.name).await?;
     // An annotation that cannot be read names none; the explanation says what is wrong with it.
     let selection = reader.selection(&pod).await?;
-    let egresses = selection.asked_by(&pod).unwrap_or_default();
+    let info = pod_info(&pod);
+    let egresses = selection.asked_by(&info).unwrap_or_default();
     let objects = Objects { selection: Some(selection), ..reader.objects_of(&egresses).await? };
     let events = reader.events_of(&pod).await?;
-    let explanation = Known::of(&objects).explain(&pod, query.destination);
+    let explanation = Known::of(&objects).explain(&info, query.destination);
     let answer = Answer {
         pod: format!("{}/{}", query.pod.namespace, query.pod.name),
         node: pod.node().map(str::to_owned),

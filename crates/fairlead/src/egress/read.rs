@@ -7,16 +7,17 @@ use anyhow::Context as _;
 use fairlead_api::names::LABEL_APP_INSTANCE;
 use fairlead_api::resources::{AddressPool, Egress};
 use fairlead_cli::api;
+use fairlead_cluster::nodes::SlimNode;
 use fairlead_cluster::pods::{SlimPod, trimmed};
 use fairlead_egress::EgressName;
+use fairlead_egress::explain::{Objects, PodInfo, Selection};
 use fairlead_egress::objects::selector_of_all;
-use fairlead_egress_client::SlimService;
-use fairlead_egress_client::explain::{Objects, Selection};
+use ipnet::IpNet;
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{Event, Namespace, Pod};
+use k8s_openapi::api::core::v1::{Event, Namespace, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use kube::api::{ListParams, PartialObjectMeta, PartialObjectMetaExt as _};
+use kube::api::{ListParams, ObjectMeta};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
@@ -185,23 +186,20 @@ impl Reader {
         let read = Api::<Namespace>::all(self.client.clone()).get_metadata_opt(name).await;
         let read = read.with_context(|| format!("cannot read Namespace {name}"));
         Ok(match self.optional(read)? {
-            Some(namespace) => Selection::of(&egresses, namespace.as_slice()),
+            Some(namespace) => Selection::of(&egresses, namespace.map(|it| it.metadata).as_slice()),
             None => selection.without("the Namespace of the pod"),
         })
     }
 
     /// Namespaces, where these Egresses select pods by them.
-    pub(super) async fn namespaces(
-        &mut self,
-        egresses: &[Egress],
-    ) -> anyhow::Result<Vec<PartialObjectMeta<Namespace>>> {
+    pub(super) async fn namespaces(&mut self, egresses: &[Egress]) -> anyhow::Result<Vec<ObjectMeta>> {
         if !Selection::of(egresses, &[]).needs_namespaces() {
             return Ok(Vec::new());
         }
         let all =
             api::list(&Api::<Namespace>::all(self.client.clone()), "Namespaces", ListParams::default()).await;
         let all = self.optional(all)?.unwrap_or_default();
-        Ok(all.into_iter().map(|it| it.metadata.into_response_partial()).collect())
+        Ok(all.into_iter().map(|it| it.metadata).collect())
     }
 
     /// Objects that concern a pod that names these Egresses: only they are read, and nothing without any.
@@ -218,7 +216,7 @@ impl Reader {
         let namespaces: BTreeSet<&str> = egresses.iter().map(|egress| egress.namespace.as_str()).collect();
         for namespace in namespaces {
             let labels = || ListParams::default().labels(&selector_of_all());
-            let services = Api::<SlimService>::namespaced(self.client.clone(), namespace);
+            let services = Api::<Service>::namespaced(self.client.clone(), namespace);
             objects.services.extend(api::list(&services, "Services", labels()).await?);
             let slices = Api::<EndpointSlice>::namespaced(self.client.clone(), namespace);
             let found = self.optional(api::list(&slices, "EndpointSlices", labels()).await)?;
@@ -230,11 +228,81 @@ impl Reader {
     /// With what pods reach by `eth0`.
     async fn with_ranges(&mut self, mut objects: Objects) -> anyhow::Result<Objects> {
         let nodes = api::list(&Api::all(self.client.clone()), "Nodes", ListParams::default()).await;
-        objects.nodes = self.optional(nodes)?.unwrap_or_default();
+        let nodes = self.optional(nodes)?.unwrap_or_default();
+        objects.node_ranges = nodes.iter().flat_map(ranges_of).collect();
         let pools = api::list_if_served(&Api::<AddressPool>::all(self.client.clone()), "AddressPools").await;
         objects.pools = self.optional(pools)?.unwrap_or_default();
         let ranges = api::list_if_served(&Api::<ServiceCIDR>::all(self.client.clone()), "ServiceCIDRs").await;
         objects.service_ranges = self.optional(ranges)?.unwrap_or_default();
         Ok(objects)
+    }
+}
+
+/// A pod, as explanations need it.
+pub(super) fn pod_info(pod: &SlimPod) -> PodInfo {
+    PodInfo {
+        namespace: pod.namespace().to_owned(),
+        labels: pod.metadata.labels.clone().unwrap_or_default(),
+        annotations: pod.metadata.annotations.clone().unwrap_or_default(),
+        node: pod.node().map(str::to_owned),
+        addresses: pod.addresses(),
+        gateway_of: pod.gateway_of().map(str::to_owned),
+        uses_host_network: pod.uses_host_network(),
+        has_ended: pod.has_ended(),
+    }
+}
+
+/// Addresses of a Node, and the networks of its pods.
+fn ranges_of(node: &SlimNode) -> impl Iterator<Item = IpNet> + '_ {
+    let pods = node.pod_cidrs().iter().filter_map(|text| text.parse::<IpNet>().ok());
+    node.addresses().map(IpNet::from).chain(pods)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_node_has_addresses_and_networks_of_pods() {
+        let node: SlimNode = serde_json::from_value(json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n" },
+            "spec": { "podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24", "?"] },
+            "status": { "addresses": [
+                { "type": "InternalIP", "address": "192.0.2.1" }, { "type": "Hostname", "address": "n" },
+            ] },
+        }))
+        .unwrap();
+        let ranges: Vec<String> = ranges_of(&node).map(|range| range.to_string()).collect();
+        assert_eq!(ranges, ["192.0.2.1/32", "10.244.1.0/24"]);
+    }
+
+    #[test]
+    fn what_decides_about_the_way_of_a_pod_is_kept() {
+        let labels = json!({
+            "app.kubernetes.io/name": "coil", "app.kubernetes.io/component": "egress",
+            "app.kubernetes.io/instance": "nat",
+        });
+        let pod: SlimPod = serde_json::from_value(json!({
+            "metadata": {
+                "name": "web", "namespace": "shop", "labels": labels.clone(),
+                "annotations": { "egress.coil.cybozu.com/n": "wide" },
+            },
+            "spec": { "nodeName": "n1", "hostNetwork": true },
+            "status": { "phase": "Failed", "podIPs": [{ "ip": "10.1.2.3" }] },
+        }))
+        .unwrap();
+        let expected = PodInfo {
+            namespace: "shop".to_owned(),
+            labels: serde_json::from_value(labels).unwrap(),
+            annotations: [("egress.coil.cybozu.com/n".to_owned(), "wide".to_owned())].into(),
+            node: Some("n1".to_owned()),
+            addresses: vec!["10.1.2.3".parse().unwrap()],
+            gateway_of: Some("nat".to_owned()),
+            uses_host_network: true,
+            has_ended: true,
+        };
+        assert_eq!(pod_info(&pod), expected);
     }
 }

@@ -9,8 +9,8 @@ use fairlead_cli::output::{bytes, or_dash, render, table};
 use fairlead_cli::query::PROBLEM_FOUND;
 use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
+use fairlead_egress::explain::{Known, Selection};
 use fairlead_egress::status::READY;
-use fairlead_egress_client::explain::{Known, Selection};
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
@@ -19,7 +19,7 @@ use serde_json::json;
 
 use super::display::{Gateway, NOT_READ, PodEvent, Problem, UNHEALTHY, gateway_table, section};
 use super::gateways::{GatewayUse, Use};
-use super::read::Reader;
+use super::read::{Reader, pod_info};
 use crate::arguments::egress_queries::{EgressStatusArguments, Qualified};
 
 /// An Egress.
@@ -103,7 +103,7 @@ async fn one(
 ) -> anyhow::Result<(String, bool)> {
     let name = EgressName { namespace: egress.namespace.clone(), name: egress.name.clone() };
     let objects = reader.objects_around(&name).await?;
-    let found = objects.egresses.iter().find(|egress| name_of(egress) == name);
+    let found = objects.egresses.iter().find(|egress| EgressName::of(&egress.metadata) == name);
     let found = found.with_context(|| format!("there is no Egress {name}"))?;
     let pods = reader.pods().await?;
     let events = if pods.is_some() { reader.not_registered().await? } else { Vec::new() };
@@ -116,13 +116,9 @@ async fn one(
     Ok((text, detail.is_healthy()))
 }
 
-fn name_of(egress: &Egress) -> EgressName {
-    EgressName { namespace: egress.namespace().unwrap_or_default(), name: egress.name_any() }
-}
-
 /// The Egresses that a running pod asks for; none if its annotation cannot be read.
 fn named_by(selection: &Selection, pod: &SlimPod) -> BTreeSet<EgressName> {
-    if pod.has_ended() { BTreeSet::new() } else { selection.asked_by(pod).unwrap_or_default() }
+    if pod.has_ended() { BTreeSet::new() } else { selection.asked_by(&pod_info(pod)).unwrap_or_default() }
 }
 
 pub(super) fn rows(egresses: &[Egress], selection: &Selection, pods: Option<&[SlimPod]>) -> Vec<Row> {
@@ -135,7 +131,7 @@ pub(super) fn rows(egresses: &[Egress], selection: &Selection, pods: Option<&[Sl
     });
     let count = |egress: &Egress| {
         let clients = clients.as_ref()?;
-        Some(clients.get(&name_of(egress)).copied().unwrap_or_default())
+        Some(clients.get(&EgressName::of(&egress.metadata)).copied().unwrap_or_default())
     };
     let mut rows: Vec<Row> = egresses.iter().map(|egress| Row::of(egress, count(egress))).collect();
     rows.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
@@ -195,7 +191,7 @@ impl Row {
 
 impl Detail {
     pub(super) fn of(egress: &Egress, known: &Known, pods: Option<&[SlimPod]>, events: &[Event]) -> Self {
-        let name = name_of(egress);
+        let name = EgressName::of(&egress.metadata);
         let clients = pods.map(|pods| {
             let clients = pods.iter().filter(|pod| named_by(known.selection(), pod).contains(&name));
             let mut clients: Vec<_> = clients.map(|pod| ClientPod::of(pod, known, events)).collect();
@@ -305,7 +301,7 @@ impl ClientPod {
             node: pod.node().map(str::to_owned),
             addresses: pod.addresses().iter().map(ToString::to_string).collect(),
             used: None,
-            problems: known.problems(pod).into_iter().map(Problem::from).collect(),
+            problems: known.problems(&pod_info(pod)).into_iter().map(Problem::from).collect(),
             events: events.iter().filter(is_of).map(PodEvent::of).collect(),
         }
     }

@@ -1,13 +1,14 @@
 use clap::Parser as _;
 use fairlead_api::resources::Egress;
 use fairlead_cluster::pods::SlimPod;
-use fairlead_egress_client::explain::{Known, Objects, Selection};
+use fairlead_egress::explain::{Known, Objects, Selection};
 use k8s_openapi::api::core::v1::Event;
 use serde_json::{Value, json};
 
 use super::display::PodEvent;
 use super::explain::Answer;
 use super::gateways::GatewayUse;
+use super::read::pod_info;
 use super::status::{Detail, rows, rows_table};
 use super::who;
 use crate::arguments::egress_queries::EgressCommand;
@@ -223,7 +224,7 @@ fn who_used_an_address_is_shown_with_the_gateway() {
 fn the_way_is_said_in_words_and_as_data() {
     let known = Known::of(&objects());
     let explain = |asked: &str, to: &str| {
-        let explanation = known.explain(&pod("a", asked, "Running"), to.parse().unwrap());
+        let explanation = known.explain(&pod_info(&pod("a", asked, "Running")), to.parse().unwrap());
         let mut answer = Answer::of(explanation);
         (answer.pod, answer.destination) = ("shop/a".to_owned(), to.to_owned());
         answer

@@ -4,11 +4,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use fairlead_api::fou::{Gateway as Target, MAX_GATEWAYS};
+use fairlead_egress::endpoints::GatewayEndpoint;
 use fairlead_wire::egress::State;
 use tokio::sync::Notify;
 
 use super::super::Client;
-use super::super::endpoints::GatewayEndpoint;
 use super::super::session::Session;
 
 #[derive(Debug, Default)]

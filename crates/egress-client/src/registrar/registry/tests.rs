@@ -1,11 +1,11 @@
 use std::net::IpAddr;
 
 use fairlead_address::DualStackAddrs;
+use fairlead_egress::endpoints::GatewayEndpoint;
 use fairlead_wire::egress as wire;
 use fairlead_wire::egress::State;
 
 use super::*;
-use crate::registrar::endpoints::GatewayEndpoint;
 use crate::registrar::refusal::Refusal;
 
 fn nat() -> EgressName {

@@ -13,25 +13,23 @@ use std::net::IpAddr;
 use fairlead_address::{DualStackAddrs, IpFamily, PrefixSet};
 use fairlead_api::names::ANNOTATION_EGRESS_PREFIX;
 use fairlead_api::resources::{AddressPool, Egress};
-use fairlead_cluster::nodes::SlimNode;
-use fairlead_cluster::pods::SlimPod;
-use fairlead_egress::EgressName;
-use fairlead_egress::annotation::chosen;
-use fairlead_egress::client::cluster_ranges;
-use fairlead_egress::client::plan::{Asking, Cluster, Plan, plan, usable};
-use fairlead_egress::problem::EgressProblem;
-use fairlead_egress::selection::Selectors;
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use kube::api::{ObjectMeta, PartialObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::annotations::egress_annotations;
-use super::objects::{CachedEgress, SlimService, ranges_of, subnets};
-use super::registrar::endpoints::{
-    CachedSlice, Endpoints, GatewayEndpoint, GatewayPlace, GatewayUid, Preferred, joined, limit,
+use crate::EgressName;
+use crate::annotation::chosen;
+use crate::client::cluster_ranges;
+use crate::client::known::EgressInfo;
+use crate::client::plan::{Asking, Cluster, KnownService, Plan, plan, usable};
+use crate::endpoints::{
+    Endpoints, GatewayEndpoint, GatewayPlace, GatewaySlice, GatewayUid, Preferred, joined, limit,
 };
+use crate::problem::EgressProblem;
+use crate::selection::Selectors;
+use crate::selectors::Labels;
 
 /// The MTU of a pod in bytes where it is not known: any that is large enough for a tunnel gives the same way.
 const ANY_MTU: u32 = 1500;
@@ -42,19 +40,40 @@ pub struct Objects {
     /// Egresses; those that a pod names and that are not here count as unknown.
     pub egresses: Vec<Egress>,
     /// Services of Egresses.
-    pub services: Vec<SlimService>,
+    pub services: Vec<Service>,
     /// EndpointSlices of these; `None` if they may not be read.
     pub slices: Option<Vec<EndpointSlice>>,
-    /// All Namespaces, where Egresses select pods by them; those that may not be read are left out.
-    pub namespaces: Vec<PartialObjectMeta<Namespace>>,
+    /// Metadata of all Namespaces, where Egresses select pods by them; those that may not be read are left out.
+    pub namespaces: Vec<ObjectMeta>,
     /// Selection of Egresses by pods, where `egresses` are not all; `None` is by `egresses` and `namespaces`.
     pub selection: Option<Selection>,
-    /// All Nodes.
-    pub nodes: Vec<SlimNode>,
+    /// Addresses of all Nodes, and the networks of their pods.
+    pub node_ranges: Vec<IpNet>,
     /// All pools.
     pub pools: Vec<AddressPool>,
     /// All ServiceCIDRs.
     pub service_ranges: Vec<ServiceCIDR>,
+}
+
+/// A pod, as the API server shows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodInfo {
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Labels of the pod.
+    pub labels: Labels,
+    /// Annotations of the pod; those that name no gateways do not matter.
+    pub annotations: BTreeMap<String, String>,
+    /// The Node that it is bound to, if any.
+    pub node: Option<String>,
+    /// Addresses of the pod.
+    pub addresses: Vec<IpAddr>,
+    /// Name of the Egress of which the pod is a gateway; `None` for other pods.
+    pub gateway_of: Option<String>,
+    /// Whether it uses its node's network and has no address of its own.
+    pub uses_host_network: bool,
+    /// Whether it has ended (Succeeded or Failed).
+    pub has_ended: bool,
 }
 
 /// Selection of Egresses by pods: by the annotations of the pods, and by the selectors of the Egresses.
@@ -68,14 +87,11 @@ pub struct Selection {
 
 impl Selection {
     /// Selection by these Egresses and Namespaces.
-    pub fn of(egresses: &[Egress], namespaces: &[PartialObjectMeta<Namespace>]) -> Self {
-        let name =
-            |namespace: &PartialObjectMeta<Namespace>| namespace.metadata.name.clone().unwrap_or_default();
+    pub fn of(egresses: &[Egress], namespaces: &[ObjectMeta]) -> Self {
+        let named = |namespace: &ObjectMeta| (namespace.name.clone().unwrap_or_default(), namespace.clone());
         Self {
-            selectors: Selectors::of(
-                egresses.iter().map(CachedEgress::from).map(|it| (it.name, it.selectors)),
-            ),
-            namespaces: namespaces.iter().map(|it| (name(it), it.metadata.clone())).collect(),
+            selectors: Selectors::of(egresses.iter().map(EgressInfo::of).map(|it| (it.name, it.selectors))),
+            namespaces: namespaces.iter().map(named).collect(),
             unread: Vec::new(),
         }
     }
@@ -93,12 +109,12 @@ impl Selection {
     }
 
     /// The Egresses that select a pod; none select gateways and pods in their node's network.
-    fn selected(&self, pod: &SlimPod) -> BTreeSet<EgressName> {
-        if pod.gateway_of().is_some() || pod.uses_host_network() {
+    fn selected(&self, pod: &PodInfo) -> BTreeSet<EgressName> {
+        if pod.gateway_of.is_some() || pod.uses_host_network {
             return BTreeSet::new();
         }
-        let metadata = self.namespaces.get(pod.namespace());
-        self.selectors.select(pod.namespace(), metadata, pod.metadata.labels.as_ref())
+        let metadata = self.namespaces.get(&pod.namespace);
+        self.selectors.select(&pod.namespace, metadata, Some(&pod.labels))
     }
 
     /// Reason why it is not known whether another Egress selects a pod.
@@ -116,14 +132,14 @@ impl Selection {
     ///
     /// # Errors
     /// An annotation is invalid.
-    pub fn asked_by(&self, pod: &SlimPod) -> Result<BTreeSet<EgressName>, EgressProblem> {
-        let mut asked = chosen(&egress_annotations(pod.metadata.annotations.as_ref()))?;
+    pub fn asked_by(&self, pod: &PodInfo) -> Result<BTreeSet<EgressName>, EgressProblem> {
+        let mut asked = chosen(&pod.annotations)?;
         asked.extend(self.selected(pod));
         Ok(asked)
     }
 
     /// Whether a pod asks for any, also in vain.
-    fn is_asked_by(&self, pod: &SlimPod) -> bool {
+    fn is_asked_by(&self, pod: &PodInfo) -> bool {
         self.asked_by(pod).map_or(true, |asked| !asked.is_empty())
     }
 }
@@ -267,12 +283,11 @@ impl Known {
         let cidrs = objects.service_ranges.iter().filter_map(|range| range.spec.as_ref()?.cidrs.as_ref());
         let services = cidrs.flatten().filter_map(|text| text.parse::<IpNet>().ok());
         let pools = objects.pools.iter().flat_map(subnets);
-        let ranges: Vec<IpNet> =
-            pools.chain(services).chain(objects.nodes.iter().flat_map(ranges_of)).collect();
-        let egresses: Vec<CachedEgress> = objects.egresses.iter().map(CachedEgress::from).collect();
+        let ranges: Vec<IpNet> = pools.chain(services).chain(objects.node_ranges.iter().copied()).collect();
+        let egresses: Vec<EgressInfo> = objects.egresses.iter().map(EgressInfo::of).collect();
         let mut cluster = Cluster::of(
             egresses.iter().map(|egress| (egress.name.clone(), egress.known.clone())),
-            objects.services.iter().map(SlimService::named),
+            objects.services.iter().map(KnownService::named),
         );
         let in_cluster: PrefixSet = ranges.iter().collect();
         for known in cluster.egresses.values_mut() {
@@ -293,7 +308,7 @@ impl Known {
                 places.insert(uid, (pod, endpoint.node_name.clone()));
             }
         }
-        let slices = objects.slices.as_ref().map(|all| all.iter().map(CachedSlice::new).collect::<Vec<_>>());
+        let slices = objects.slices.as_ref().map(|all| all.iter().map(GatewaySlice::new).collect::<Vec<_>>());
         Self {
             cluster,
             in_cluster,
@@ -353,15 +368,15 @@ impl Known {
     }
 
     /// Problems with the egress of a pod, whatever it sends.
-    pub fn problems(&self, pod: &SlimPod) -> Vec<EgressProblem> {
-        if pod.has_ended() || !self.selection.is_asked_by(pod) {
+    pub fn problems(&self, pod: &PodInfo) -> Vec<EgressProblem> {
+        if pod.has_ended || !self.selection.is_asked_by(pod) {
             return Vec::new();
         }
-        if pod.uses_host_network() {
+        if pod.uses_host_network {
             return vec![EgressProblem::host_network()];
         }
-        if let Some(of) = pod.gateway_of() {
-            let egress = EgressName { namespace: pod.namespace().to_owned(), name: of.to_owned() };
+        if let Some(of) = &pod.gateway_of {
+            let egress = EgressName { namespace: pod.namespace.clone(), name: of.clone() };
             return vec![EgressProblem::gateway(&egress)];
         }
         match self.plan(pod) {
@@ -371,25 +386,22 @@ impl Known {
     }
 
     /// Without addresses there is nothing to route, so that only what concerns every pod of the namespace is found.
-    fn plan(&self, pod: &SlimPod) -> Result<Plan, EgressProblem> {
+    fn plan(&self, pod: &PodInfo) -> Result<Plan, EgressProblem> {
         let chosen = self.selection.asked_by(pod)?;
-        let addresses: DualStackAddrs = pod.addresses().into_iter().collect();
+        let addresses: DualStackAddrs = pod.addresses.iter().copied().collect();
         if addresses.is_empty() {
             let refused =
-                chosen.iter().find_map(|egress| usable(&self.cluster, pod.namespace(), egress).err());
+                chosen.iter().find_map(|egress| usable(&self.cluster, &pod.namespace, egress).err());
             return refused.map_or_else(|| Ok(Plan::nothing()), Err);
         }
-        plan(
-            &self.cluster,
-            &Asking { namespace: pod.namespace().to_owned(), chosen, addresses, mtu: ANY_MTU },
-        )
+        plan(&self.cluster, &Asking { namespace: pod.namespace.clone(), chosen, addresses, mtu: ANY_MTU })
     }
 
     /// Way of a packet of the pod to this address, with the reasons for it.
-    pub fn explain(&self, pod: &SlimPod, destination: IpAddr) -> Explanation {
+    pub fn explain(&self, pod: &PodInfo, destination: IpAddr) -> Explanation {
         let destination = destination.to_canonical();
         let family = IpFamily::of(destination);
-        let source = pod.addresses().into_iter().find(|address| IpFamily::of(*address) == family);
+        let source = pod.addresses.iter().copied().find(|address| IpFamily::of(*address) == family);
         let mut steps = Vec::new();
         let way = self.without_plan(pod, destination, source, &mut steps).unwrap_or_else(|| {
             steps.extend(self.by_selectors(pod));
@@ -416,7 +428,7 @@ impl Known {
     }
 
     /// That selectors make the pod a client, which nothing of the pod shows.
-    fn by_selectors(&self, pod: &SlimPod) -> Option<String> {
+    fn by_selectors(&self, pod: &PodInfo) -> Option<String> {
         let selected: Vec<String> = self.selection.selected(pod).iter().map(EgressName::to_string).collect();
         (!selected.is_empty())
             .then(|| format!("the pod is selected by spec.selectors of Egress {}", selected.join(", ")))
@@ -425,29 +437,29 @@ impl Known {
     /// Way that is clear without a plan; `None` if the routes of the pod decide.
     fn without_plan(
         &self,
-        pod: &SlimPod,
+        pod: &PodInfo,
         destination: IpAddr,
         source: Option<IpAddr>,
         steps: &mut Vec<String>,
     ) -> Option<PacketWay> {
-        if pod.uses_host_network() {
+        if pod.uses_host_network {
             steps
                 .push("the pod uses its node's network (spec.hostNetwork): nothing is set for it".to_owned());
             return Some(PacketWay::HostNetwork);
         }
-        if pod.has_ended() {
+        if pod.has_ended {
             let message =
                 "the pod has ended (Succeeded or Failed): it sends nothing, and no gateway takes its packets";
             return Some(PacketWay::Refused(Why::new("PodHasEnded", message)));
         }
-        if destination.is_loopback() || pod.addresses().contains(&destination) {
+        if destination.is_loopback() || pod.addresses.contains(&destination) {
             steps.push("the address is the pod's own: the kernel delivers the packet in the pod".to_owned());
             return Some(PacketWay::Local);
         }
         if source.is_none() {
             return Some(PacketWay::Refused(self.without_source(pod, destination)));
         }
-        if pod.gateway_of().is_some() {
+        if pod.gateway_of.is_some() {
             steps.push(
                 "the pod is a gateway by its labels, and a gateway uses no egress gateways itself".to_owned(),
             );
@@ -465,8 +477,8 @@ impl Known {
     }
 
     /// Reason why the pod has no address of the destination's family.
-    fn without_source(&self, pod: &SlimPod, destination: IpAddr) -> Why {
-        if !pod.addresses().is_empty() {
+    fn without_source(&self, pod: &PodInfo, destination: IpAddr) -> Why {
+        if !pod.addresses.is_empty() {
             let family = IpFamily::of(destination);
             let message = format!("the pod has no {family} address, so it has no way to {destination}");
             return Why::new("PodHasNoAddress", message);
@@ -474,4 +486,9 @@ impl Known {
         let why = Why::new("PodHasNoAddress", "the pod has no address yet: see its Events");
         self.problems(pod).first().map_or(why, Why::from)
     }
+}
+
+/// The subnets of a pool. Blocks lie in pools: a pool is not deleted before its blocks.
+fn subnets(pool: &AddressPool) -> Vec<IpNet> {
+    pool.spec.parse_subnets().unwrap_or_default().iter().flat_map(|nets| nets.iter()).collect()
 }

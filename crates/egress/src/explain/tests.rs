@@ -15,7 +15,7 @@ fn egress(name: &str, destinations: &[&str], more: Value) -> Egress {
     )
 }
 
-fn service(name: &str, cluster_ips: &[&str]) -> SlimService {
+fn service(name: &str, cluster_ips: &[&str]) -> Service {
     object(json!({
         "metadata": { "name": name, "namespace": "n" },
         "spec": {
@@ -42,10 +42,6 @@ fn endpoint(pod: &str, address: &str, ready: bool, terminating: bool) -> Value {
 
 /// Two Egresses that work, and one of each kind that does not.
 fn known() -> Known {
-    let node = json!({
-        "metadata": { "name": "gate" }, "spec": { "podCIDRs": ["10.1.0.0/16"] },
-        "status": { "addresses": [{ "type": "InternalIP", "address": "198.51.100.9" }] },
-    });
     let forbidden = json!({ "allowedNamespaces": ["other"] });
     Known::of(&Objects {
         egresses: vec![
@@ -90,7 +86,7 @@ fn known() -> Known {
         ]),
         namespaces: Vec::new(),
         selection: None,
-        nodes: vec![object(node)],
+        node_ranges: ["10.1.0.0/16", "198.51.100.9/32"].map(|range| range.parse().unwrap()).to_vec(),
         pools: Vec::new(),
         service_ranges: vec![object(json!({
             "metadata": { "name": "kubernetes" }, "spec": { "cidrs": ["10.68.0.0/16", "203.0.113.64/26"] },
@@ -98,18 +94,15 @@ fn known() -> Known {
     })
 }
 
-fn pod(annotation: Option<&str>, more: Value) -> SlimPod {
-    let mut pod = json!({
-        "metadata": { "name": "web", "namespace": "shop", "uid": "u1" }, "spec": { "nodeName": "n1" },
-        "status": { "phase": "Running", "podIPs": [{ "ip": "10.1.2.3" }] },
-    });
-    if let Some(annotation) = annotation {
-        pod["metadata"]["annotations"] = json!({ "egress.coil.cybozu.com/n": annotation });
+fn pod(annotation: Option<&str>) -> PodInfo {
+    let annotation = annotation.map(|value| ("egress.coil.cybozu.com/n".to_owned(), value.to_owned()));
+    PodInfo {
+        namespace: "shop".to_owned(),
+        annotations: annotation.into_iter().collect(),
+        node: Some("n1".to_owned()),
+        addresses: vec!["10.1.2.3".parse().unwrap()],
+        ..PodInfo::default()
     }
-    for (field, value) in more.as_object().unwrap() {
-        pod[field].as_object_mut().unwrap().extend(value.as_object().unwrap().clone());
-    }
-    object(pod)
 }
 
 /// The way in one line.
@@ -165,36 +158,33 @@ fn each_destination_has_the_way_that_the_rules_give_it() {
         (Some("nothing"), "169.254.169.254", "eth0"),
         (Some("wide,nothing"), "198.51.100.1", wide),
     ] {
-        let found = known().explain(&pod(annotation, json!({})), destination.parse().unwrap());
+        let found = known().explain(&pod(annotation), destination.parse().unwrap());
         assert_eq!(way(&found.way), expected, "{annotation:?} to {destination}: {found:#?}");
     }
 }
 
 #[test]
 fn some_pods_send_nothing_through_gateways_whatever_they_ask_for() {
-    let gateway = json!({
-        "app.kubernetes.io/name": "coil", "app.kubernetes.io/component": "egress",
-        "app.kubernetes.io/instance": "nat",
-    });
-    for (more, expected, problem) in [
-        (json!({ "spec": { "hostNetwork": true } }), "host", Some("EgressHostNetwork")),
-        (json!({ "status": { "phase": "Failed" } }), "refused PodHasEnded", None),
-        (json!({ "status": { "podIPs": [] } }), "refused PodHasNoAddress", None),
-        (json!({ "metadata": { "labels": gateway } }), "eth0", Some("EgressGatewayIsClient")),
+    let wide = || pod(Some("wide"));
+    for (pod, expected, problem) in [
+        (PodInfo { uses_host_network: true, ..wide() }, "host", Some("EgressHostNetwork")),
+        (PodInfo { has_ended: true, ..wide() }, "refused PodHasEnded", None),
+        (PodInfo { addresses: Vec::new(), ..wide() }, "refused PodHasNoAddress", None),
+        (PodInfo { gateway_of: Some("nat".to_owned()), ..wide() }, "eth0", Some("EgressGatewayIsClient")),
     ] {
-        let found = known().explain(&pod(Some("wide"), more), "198.51.100.1".parse().unwrap());
+        let found = known().explain(&pod, "198.51.100.1".parse().unwrap());
         assert_eq!(way(&found.way), expected, "{found:#?}");
         let reasons: Vec<&str> = found.problems.iter().map(|problem| problem.reason.as_str()).collect();
         assert_eq!(reasons, problem.into_iter().collect::<Vec<_>>());
     }
-    let starting = pod(Some("bare"), json!({ "status": { "podIPs": [] } }));
+    let starting = PodInfo { addresses: Vec::new(), ..pod(Some("bare")) };
     let found = known().explain(&starting, "203.0.113.129".parse().unwrap());
     assert_eq!(way(&found.way), "refused EgressServiceMissing", "why it does not start");
 }
 
 #[test]
 fn the_steps_name_what_decides() {
-    let found = known().explain(&pod(Some("wide"), json!({})), "198.51.100.1".parse().unwrap());
+    let found = known().explain(&pod(Some("wide")), "198.51.100.1".parse().unwrap());
     assert_eq!(
         found.steps,
         [
@@ -205,7 +195,7 @@ fn the_steps_name_what_decides() {
             "rule 2100, table 118 (all other destinations): 0.0.0.0/0 has it",
         ]
     );
-    let in_cluster = known().explain(&pod(Some("wide"), json!({})), "198.51.100.9".parse().unwrap());
+    let in_cluster = known().explain(&pod(Some("wide")), "198.51.100.9".parse().unwrap());
     assert_eq!(
         in_cluster.steps.last().unwrap(),
         "rule 2003 (ranges of the cluster: AddressPools, ServiceCIDRs, Nodes): 198.51.100.9/32 has it: table main"
@@ -217,7 +207,7 @@ fn the_steps_name_what_decides() {
 fn gateways_that_may_not_be_read_are_not_missing() {
     let mut known = known();
     known.endpoints = None;
-    let found = known.explain(&pod(Some("wide"), json!({})), "198.51.100.1".parse().unwrap());
+    let found = known.explain(&pod(Some("wide")), "198.51.100.1".parse().unwrap());
     assert!(matches!(&found.way, PacketWay::Gateways(to) if to.gateways.is_none()), "{found:#?}");
     let egress = EgressName { namespace: "n".to_owned(), name: "wide".to_owned() };
     assert_eq!(known.gateways(&egress), None);
@@ -247,7 +237,7 @@ fn a_pod_without_an_annotation_has_no_known_way_while_not_all_egresses_can_be_re
     let to: IpAddr = "198.51.100.7".parse().unwrap();
     let unread = |selection: Selection| {
         let objects = Objects { selection: Some(selection), slices: Some(Vec::new()), ..Objects::default() };
-        Known::of(&objects).explain(&pod(None, json!({})), to)
+        Known::of(&objects).explain(&pod(None), to)
     };
     assert_eq!(unread(Selection::default()).way, PacketWay::Uplink);
     for what in ["the list of Egresses", "the Namespace of the pod"] {
@@ -258,8 +248,7 @@ fn a_pod_without_an_annotation_has_no_known_way_while_not_all_egresses_can_be_re
         assert!(explanation.steps[0].contains("no Egress that could be read selects it"), "{explanation:?}");
     }
     // A gateway is never selected.
-    let labels = json!({ "app.kubernetes.io/name": "coil", "app.kubernetes.io/component": "egress", "app.kubernetes.io/instance": "wide" });
-    let gateway = pod(None, json!({ "metadata": { "labels": labels } }));
+    let gateway = PodInfo { gateway_of: Some("wide".to_owned()), ..pod(None) };
     let objects = Objects {
         selection: Some(Selection::default().without("the list of Egresses")),
         ..Objects::default()

@@ -8,14 +8,13 @@ use fairlead_api::names::{
     RULE_PRIORITIES_EGRESS_IN_CLUSTER, RULE_PRIORITY_EGRESS_LINK_LOCAL, RULE_PRIORITY_EGRESS_PRIVATE,
     TABLE_EGRESS_NARROW,
 };
-use fairlead_cluster::pods::SlimPod;
-use fairlead_egress::EgressName;
-use fairlead_egress::client::TABLE_MAIN;
-use fairlead_egress::client::plan::{Plan, PlannedTunnel, usable};
-use fairlead_egress::problem::{EgressProblem, EgressReason};
 
-use super::{GatewayPod, GatewayState, Known, PacketWay, ToGateways, Why};
-use crate::registrar::NotRegistered;
+use super::{GatewayPod, GatewayState, Known, PacketWay, PodInfo, ToGateways, Why};
+use crate::EgressName;
+use crate::client::TABLE_MAIN;
+use crate::client::plan::{Plan, PlannedTunnel, usable};
+use crate::endpoints::NO_GATEWAY;
+use crate::problem::{EgressProblem, EgressReason};
 
 /// Step about refused destinations that the objects do not show.
 const KEPT: &str = "an Egress that the pod names is not known any more, or its destinations are not: the last ones that it had are refused, \
@@ -46,7 +45,7 @@ impl Known {
     /// The way by what the pod has of the destination's family.
     pub(super) fn walk(
         &self,
-        pod: &SlimPod,
+        pod: &PodInfo,
         plan: &Plan,
         destination: IpAddr,
         steps: &mut Vec<String>,
@@ -90,7 +89,7 @@ impl Known {
             .map_or(PacketWay::Uplink, |problem| PacketWay::NotKnown(kept(problem)))
     }
 
-    fn by_route(&self, pod: &SlimPod, plan: &Plan, route: &ClientRoute, destination: IpAddr) -> PacketWay {
+    fn by_route(&self, pod: &PodInfo, plan: &Plan, route: &ClientRoute, destination: IpAddr) -> PacketWay {
         let is_of =
             |tunnel: &&PlannedTunnel| matches!(&route.target, Target::Link(name) if *name == tunnel.link);
         let Some(tunnel) = plan.tunnels.iter().find(is_of) else {
@@ -105,7 +104,7 @@ impl Known {
             );
             return PacketWay::Refused(Why::new("DestinationInCluster", message));
         }
-        let gateways = self.used_by(pod.node(), egress).map(|mut all| {
+        let gateways = self.used_by(pod.node.as_deref(), egress).map(|mut all| {
             let family = IpFamily::of(destination);
             all.retain(|gateway| {
                 let has_family = gateway.addresses.iter().any(|address| IpFamily::of(address) == family);
@@ -129,7 +128,7 @@ impl Known {
     }
 
     /// A route without a link is to a destination of an Egress that cannot be used.
-    fn why_refused(&self, pod: &SlimPod, plan: &Plan, route: &ClientRoute) -> Why {
+    fn why_refused(&self, pod: &PodInfo, plan: &Plan, route: &ClientRoute) -> Why {
         // How long the destination of an Egress is that has the route's.
         let length = |egress: &EgressName| {
             let destinations = self.cluster.egresses.get(egress)?.destinations.as_ref().ok()?;
@@ -141,7 +140,7 @@ impl Known {
         };
         let asked = self.selection.asked_by(pod).unwrap_or_default();
         let problems = asked.iter().filter_map(|egress| {
-            Some((length(egress)?, usable(&self.cluster, pod.namespace(), egress).err()?))
+            Some((length(egress)?, usable(&self.cluster, &pod.namespace, egress).err()?))
         });
         let longest = problems.max_by_key(|(length, _)| *length).map(|(_, problem)| problem);
         let problem = longest.or_else(|| plan.problems.first().cloned());
@@ -184,7 +183,7 @@ fn none_takes_flows(egress: &EgressName, gateways: &[GatewayPod]) -> Option<Why>
         );
         Some(Why::new("GatewaysDrain", message))
     } else {
-        Some(Why::new("NoGateway", format!("Egress {egress}: {}", NotRegistered::NoGateway)))
+        Some(Why::new("NoGateway", format!("Egress {egress}: {NO_GATEWAY}")))
     }
 }
 

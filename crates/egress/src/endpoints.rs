@@ -9,62 +9,57 @@ use std::net::IpAddr;
 
 use fairlead_address::{DualStackAddrs, is_reachable};
 use fairlead_api::fou::MAX_GATEWAYS;
-use fairlead_cluster::caches::{self, Cache};
-use fairlead_cluster::subsystem::Subsystem;
-use fairlead_egress::EgressName;
-use fairlead_egress::objects::selector_of_all;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
-use kube::runtime::watcher;
-use kube::{Api, Client, ResourceExt as _};
 use sha2::{Digest as _, Sha256};
 
-use fairlead_cluster::cached_by_name;
+use crate::EgressName;
 
+/// Message for a client of an Egress that has no gateway that takes flows.
+pub const NO_GATEWAY: &str = "no gateway of the Egress is ready: see its pods";
 /// Label: the Service of a slice (Kubernetes).
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// UID of a gateway's pod, or the gateway's address where the slice names no pod.
-pub(crate) type GatewayUid = String;
+pub type GatewayUid = String;
 
-/// The gateways of each Egress.
-pub(crate) type Endpoints = BTreeMap<EgressName, BTreeMap<GatewayUid, GatewayEndpoint>>;
+/// Gateways of each Egress.
+pub type Endpoints = BTreeMap<EgressName, BTreeMap<GatewayUid, GatewayEndpoint>>;
 
 /// A gateway as EndpointSlices show it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct GatewayEndpoint {
-    pub(crate) addresses: DualStackAddrs,
-    /// It passes its readiness probe and is not being deleted.
-    pub(crate) ready: bool,
-    /// It passes its readiness probe.
-    pub(crate) serving: bool,
-    /// It is being deleted.
-    pub(crate) terminating: bool,
+pub struct GatewayEndpoint {
+    /// Addresses of the gateway, at most one of each family.
+    pub addresses: DualStackAddrs,
+    /// Whether it passes its readiness probe and is not being deleted.
+    pub ready: bool,
+    /// Whether it passes its readiness probe.
+    pub serving: bool,
+    /// Whether it is being deleted.
+    pub terminating: bool,
 }
 
 impl GatewayEndpoint {
     /// Whether its program is there, as far as Kubernetes knows.
-    pub(super) fn answers(&self) -> bool {
+    pub fn answers(&self) -> bool {
         self.ready || self.serving
     }
 
     /// Whether it forwards packets, as far as is known. One that is not ready may only be starting its program again: the kernel
     /// forwards meanwhile, and flows that moved to another gateway would end there. Echo requests find the dead ones.
-    pub(crate) fn is_alive(&self) -> bool {
+    pub fn is_alive(&self) -> bool {
         self.ready || self.serving || !self.terminating
     }
 
     /// Whether it keeps its flows and takes no new ones.
-    pub(crate) fn is_draining(&self) -> bool {
+    pub fn is_draining(&self) -> bool {
         self.terminating || !self.ready
     }
 }
 
-/// An EndpointSlice, as the cache keeps it.
+/// Gateways of an Egress that are in one EndpointSlice.
 #[derive(Debug, Clone)]
-pub(crate) struct CachedSlice {
-    /// Namespace and name.
-    key: String,
+pub struct GatewaySlice {
     egress: EgressName,
     endpoints: Vec<(GatewayUid, GatewayEndpoint)>,
     places: Vec<GatewayPlace>,
@@ -72,31 +67,30 @@ pub(crate) struct CachedSlice {
 
 /// Pod and node of a gateway, as an EndpointSlice shows them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct GatewayPlace {
-    pub(crate) gateway: GatewayUid,
+pub struct GatewayPlace {
+    /// UID of the gateway.
+    pub gateway: GatewayUid,
     /// Name of its pod.
-    pub(crate) pod: String,
+    pub pod: String,
     /// Name of its node.
-    pub(crate) node: String,
+    pub node: String,
 }
 
-cached_by_name!(CachedSlice, EndpointSlice, |slice| &slice.key);
-
-impl CachedSlice {
-    /// Endpoints without a usable address are left out.
-    pub(crate) fn new(slice: &EndpointSlice) -> Self {
-        let namespace = slice.namespace().unwrap_or_default();
-        let service = slice.labels().get(SERVICE_NAME).cloned().unwrap_or_default();
+impl GatewaySlice {
+    /// Gateways of an EndpointSlice. Endpoints without a usable address are left out.
+    pub fn new(slice: &EndpointSlice) -> Self {
+        let namespace = slice.metadata.namespace.clone().unwrap_or_default();
+        let labels = slice.metadata.labels.as_ref();
+        let name = labels.and_then(|labels| labels.get(SERVICE_NAME)).cloned().unwrap_or_default();
         Self {
-            key: format!("{namespace}/{}", slice.name_any()),
-            egress: EgressName { namespace, name: service },
+            egress: EgressName { namespace, name },
             endpoints: slice.endpoints.iter().filter_map(gateway).collect(),
             places: slice.endpoints.iter().filter_map(place).collect(),
         }
     }
 
-    /// The Egress, and where those of its gateways run that are in this slice.
-    pub(crate) fn places(&self) -> (&EgressName, &[GatewayPlace]) {
+    /// Egress of the slice, and the places of those of its gateways that are in it.
+    pub fn places(&self) -> (&EgressName, &[GatewayPlace]) {
         (&self.egress, &self.places)
     }
 }
@@ -133,7 +127,7 @@ fn place(endpoint: &Endpoint) -> Option<GatewayPlace> {
 
 /// Gateways that a node uses before all others.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Preferred {
+pub struct Preferred {
     /// Gateways on the node, which has to hear their holds.
     local: BTreeSet<GatewayUid>,
     /// Gateways that hold source addresses: others may forward nothing.
@@ -142,7 +136,7 @@ pub(crate) struct Preferred {
 
 impl Preferred {
     /// Preferred gateways of an Egress whose gateways run at these places; `holders` are the names of the pods that hold source addresses.
-    pub(crate) fn of<'a>(
+    pub fn of<'a>(
         places: impl IntoIterator<Item = &'a GatewayPlace>,
         node: &str,
         holders: &BTreeSet<&str>,
@@ -162,8 +156,8 @@ impl Preferred {
 
 /// The gateways that a node uses. An Egress has at most [`MAX_GATEWAYS`] here, since a client can use no more. Which ones depends on
 /// the node, so that all gateways get clients. `holders` are the pods that hold source addresses of each Egress.
-pub(super) fn gateways(
-    slices: &[impl Borrow<CachedSlice>],
+pub fn gateways(
+    slices: &[impl Borrow<GatewaySlice>],
     node: &str,
     holders: impl Fn(&EgressName) -> BTreeSet<String>,
 ) -> Endpoints {
@@ -179,7 +173,7 @@ pub(super) fn gateways(
 }
 
 /// The endpoints of all slices, those of a pod together. While both slices of a Service are being written, one may be older.
-pub(crate) fn joined<'a>(slices: impl IntoIterator<Item = &'a CachedSlice>) -> Endpoints {
+pub fn joined<'a>(slices: impl IntoIterator<Item = &'a GatewaySlice>) -> Endpoints {
     let mut all = Endpoints::new();
     for slice in slices.into_iter().filter(|slice| !slice.egress.name.is_empty()) {
         let of_egress = all.entry(slice.egress.clone()).or_default();
@@ -196,7 +190,7 @@ pub(crate) fn joined<'a>(slices: impl IntoIterator<Item = &'a CachedSlice>) -> E
 
 /// Keeps those that run on the node, then those that hold source addresses, then those that take new flows before the others, by rendezvous
 /// hashing (Thaler and Ravishankar, 1998): a gateway that comes or goes changes the choice of few nodes.
-pub(crate) fn limit(gateways: &mut BTreeMap<GatewayUid, GatewayEndpoint>, node: &str, preferred: &Preferred) {
+pub fn limit(gateways: &mut BTreeMap<GatewayUid, GatewayEndpoint>, node: &str, preferred: &Preferred) {
     if gateways.len() <= MAX_GATEWAYS {
         return;
     }
@@ -213,29 +207,18 @@ pub(crate) fn limit(gateways: &mut BTreeMap<GatewayUid, GatewayEndpoint>, node: 
     }
 }
 
-/// Starts the watch, of slices of Egresses only.
-pub(crate) fn watch(client: &Client, subsystem: &mut Subsystem) -> Cache<CachedSlice> {
-    let slices = Api::<EndpointSlice>::all(client.clone());
-    let events = watcher(slices, caches::config().labels(&selector_of_all()));
-    caches::start(
-        subsystem,
-        "EndpointSlices of Egresses",
-        caches::parsed(events, |slice| CachedSlice::new(&slice)),
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
 
     use super::*;
 
-    fn slice(name: &str, family: &str, endpoints: Value) -> CachedSlice {
+    fn slice(name: &str, family: &str, endpoints: Value) -> GatewaySlice {
         let slice = json!({
             "metadata": {"name": name, "namespace": "internet-egress", "labels": {SERVICE_NAME: "nat"}},
             "addressType": family, "endpoints": endpoints, "ports": [{"port": 5555, "protocol": "UDP"}],
         });
-        CachedSlice::new(&serde_json::from_value(slice).unwrap())
+        GatewaySlice::new(&serde_json::from_value(slice).unwrap())
     }
 
     fn endpoint(address: &str, pod: &str, conditions: Value) -> Value {
