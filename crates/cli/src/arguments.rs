@@ -1,5 +1,6 @@
 //! Arguments of the commands, and parsers of values that the programs take, too.
 
+pub mod egress;
 pub mod peer;
 pub mod peers;
 pub mod queries;

@@ -4,6 +4,7 @@
 //! Modules that all commands share: [`api`] asks the API server, [`query`] the node program, [`output`] prints.
 //!
 //! * `status`, `graph`, `ipam`, `netcheck`, `ping`, `key`: the mesh and the addresses, of a node or of the cluster.
+//! * `egress`: Egresses, their gateways and client pods, and which way packets of a pod take.
 //! * `peer`, `showconf`: Peers outside of the cluster, and configurations of WireGuard.
 //! * `connectivity`, `install`, `uninstall`: test pods; the CNI plugin of a node; the end of Fairlead in a cluster.
 //!
@@ -13,6 +14,7 @@
 pub mod api;
 pub mod arguments;
 pub mod connectivity;
+pub mod egress;
 pub mod graph;
 pub mod install;
 pub mod ipam;

@@ -11,7 +11,6 @@ mod cleanup;
 mod coil_compat;
 mod connect;
 mod discovery;
-mod egress;
 mod endpoints;
 mod logging;
 mod programs;
@@ -21,7 +20,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use fairlead_cli::{
-    connectivity, graph, install, ipam, key, netcheck, output, peer, ping, showconf, status, uninstall,
+    connectivity, egress, graph, install, ipam, key, netcheck, output, peer, ping, showconf, status,
+    uninstall,
 };
 
 use crate::arguments::{Arguments, Command};

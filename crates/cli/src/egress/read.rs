@@ -6,7 +6,6 @@ use std::fmt::Debug;
 use anyhow::Context as _;
 use fairlead_api::names::LABEL_APP_INSTANCE;
 use fairlead_api::resources::{AddressPool, Egress};
-use fairlead_cli::api;
 use fairlead_cluster::nodes::SlimNode;
 use fairlead_cluster::pods::{SlimPod, trimmed};
 use fairlead_egress::EgressName;
@@ -22,7 +21,8 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
 use super::gateways::GatewayUse;
-use crate::arguments::egress_queries::Qualified;
+use crate::api;
+use crate::arguments::egress::Qualified;
 
 /// Field of Events: the reason of the one that the planner cannot know.
 const NOT_REGISTERED: &str = "involvedObject.kind=Pod,reason=EgressNotRegistered";

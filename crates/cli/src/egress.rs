@@ -13,12 +13,14 @@ mod who;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use fairlead_cli::query::current_thread;
-
-use crate::arguments::egress_queries::EgressCommand;
+use crate::arguments::egress::EgressCommand;
+use crate::query::current_thread;
 
 /// Runs a subcommand. The exit code says whether a problem was found.
-pub(crate) fn run(command: &EgressCommand) -> anyhow::Result<ExitCode> {
+///
+/// # Errors
+/// A query fails.
+pub fn run(command: &EgressCommand) -> anyhow::Result<ExitCode> {
     let (text, code) = current_thread(async {
         match command {
             EgressCommand::Explain(query) => explain::run(query).await,

@@ -5,8 +5,6 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use fairlead_api::resources::{Egress, EgressSelector};
-use fairlead_cli::output::{bytes, or_dash, render, table};
-use fairlead_cli::query::PROBLEM_FOUND;
 use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::EgressName;
 use fairlead_egress::explain::{Known, Selection};
@@ -20,7 +18,9 @@ use serde_json::json;
 use super::display::{Gateway, NOT_READ, PodEvent, Problem, UNHEALTHY, gateway_table, section};
 use super::gateways::{GatewayUse, Use};
 use super::read::{Reader, pod_info};
-use crate::arguments::egress_queries::{EgressStatusArguments, Qualified};
+use crate::arguments::egress::{EgressStatusArguments, Qualified};
+use crate::output::{bytes, or_dash, render, table};
+use crate::query::PROBLEM_FOUND;
 
 /// An Egress.
 #[derive(Debug, Serialize)]

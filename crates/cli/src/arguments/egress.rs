@@ -4,12 +4,14 @@ use std::net::IpAddr;
 
 use clap::{Args, Subcommand};
 use fairlead_api::names::{is_dns_label, is_object_name};
-use fairlead_cli::api::ApiArguments;
-use fairlead_cli::arguments::value_parsers::at;
-use fairlead_cli::output::Output;
 
+use super::value_parsers::at;
+use crate::api::ApiArguments;
+use crate::output::Output;
+
+/// Subcommands of `fairlead egress`.
 #[derive(Debug, Subcommand)]
-pub(crate) enum EgressCommand {
+pub enum EgressCommand {
     /// Say which way packets of a pod to an address take: by eth0, to the gateways of an Egress, or nowhere
     #[command(
         after_help = "It follows the rules and routes that the node program sets in the pod, as it plans them from the objects that the API \
@@ -34,8 +36,9 @@ pub(crate) enum EgressCommand {
     Who(EgressWho),
 }
 
+/// Arguments of `fairlead egress who`.
 #[derive(Debug, Args)]
-pub(crate) struct EgressWho {
+pub struct EgressWho {
     /// The source address that was seen outside
     #[arg(value_name = "ADDRESS")]
     pub(crate) address: IpAddr,
@@ -55,8 +58,9 @@ pub(crate) struct EgressWho {
     pub(crate) api: ApiArguments,
 }
 
+/// Arguments of `fairlead egress explain`.
 #[derive(Debug, Args)]
-pub(crate) struct EgressExplain {
+pub struct EgressExplain {
     /// The pod
     #[arg(value_name = "NAMESPACE/POD", value_parser = qualified)]
     pub(crate) pod: Qualified,
@@ -70,8 +74,9 @@ pub(crate) struct EgressExplain {
     pub(crate) api: ApiArguments,
 }
 
+/// Arguments of `fairlead egress status`.
 #[derive(Debug, Args)]
-pub(crate) struct EgressStatusArguments {
+pub struct EgressStatusArguments {
     /// Show this Egress alone, with its gateways and client pods
     #[arg(value_name = "NAMESPACE/NAME", value_parser = qualified)]
     pub(crate) egress: Option<Qualified>,

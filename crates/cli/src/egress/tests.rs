@@ -1,4 +1,3 @@
-use clap::Parser as _;
 use fairlead_api::resources::Egress;
 use fairlead_cluster::pods::SlimPod;
 use fairlead_egress::explain::{Known, Objects, Selection};
@@ -10,9 +9,9 @@ use super::explain::Answer;
 use super::gateways::GatewayUse;
 use super::read::pod_info;
 use super::status::{Detail, rows, rows_table};
-use super::who;
-use crate::arguments::egress_queries::EgressCommand;
-use crate::arguments::{Arguments, Command};
+use super::{EgressCommand, who};
+use crate::arguments::egress::EgressWho;
+use crate::arguments::tests::command;
 
 fn object<T: serde::de::DeserializeOwned>(object: Value) -> T {
     serde_json::from_value(object).unwrap()
@@ -155,10 +154,9 @@ fn what_gateways_say_of_their_clients_is_summed() {
     assert_eq!(json!(detail)["clients"][0]["use"]["connections"], Value::Null, "one does not know");
 }
 
-fn who_query(words: &str) -> crate::arguments::egress_queries::EgressWho {
-    let words = format!("fairlead egress who {words}");
-    match Arguments::parse_from(words.split_whitespace()).command {
-        Command::Egress { command: EgressCommand::Who(query) } => query,
+fn who_query(words: &str) -> EgressWho {
+    match command(&format!("who {words}")).unwrap() {
+        EgressCommand::Who(query) => query,
         _ => panic!("unexpected command"),
     }
 }
@@ -174,8 +172,8 @@ fn who_asks_for_an_address_a_port_and_a_time() {
     for words in
         ["192.0.2.1", "nat 1", "192.0.2.1 70000", "192.0.2.1 1 --at noon", "192.0.2.1 1 --egress nat"]
     {
-        let all = format!("fairlead egress who {words}");
-        assert_eq!(Arguments::try_parse_from(all.split_whitespace()).unwrap_err().exit_code(), 2, "{words}");
+        let refused = command::<EgressCommand>(&format!("who {words}")).unwrap_err();
+        assert_eq!(refused.exit_code(), 2, "{words}");
     }
 }
 
@@ -271,8 +269,6 @@ fn an_event_has_the_time_when_it_was_last_seen() {
 
 #[test]
 fn arguments_that_name_no_pod_or_address_are_refused() {
-    let parse =
-        |words: &str| Arguments::try_parse_from(format!("fairlead egress {words}").split_whitespace());
     for words in [
         "explain shop/web",
         "explain web 192.0.2.1",
@@ -281,11 +277,9 @@ fn arguments_that_name_no_pod_or_address_are_refused() {
         "status nat",
         "status a/b/c",
     ] {
-        assert_eq!(parse(words).unwrap_err().exit_code(), 2, "{words}");
+        assert_eq!(command::<EgressCommand>(words).unwrap_err().exit_code(), 2, "{words}");
     }
-    let Command::Egress { command: EgressCommand::Explain(query) } =
-        parse("explain shop/web 2001:db8::1").unwrap().command
-    else {
+    let EgressCommand::Explain(query) = command("explain shop/web 2001:db8::1").unwrap() else {
         panic!("unexpected command")
     };
     assert_eq!((query.pod.namespace.as_str(), query.pod.name.as_str()), ("shop", "web"));

@@ -3,14 +3,14 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use fairlead_cli::output::render;
 use fairlead_egress::explain::{Explanation, Known, Objects, PacketWay, ToGateways};
 use serde::Serialize;
 use serde_json::json;
 
 use super::display::{Gateway, PodEvent, Problem, gateway_table, section};
 use super::read::{Reader, pod_info};
-use crate::arguments::egress_queries::EgressExplain;
+use crate::arguments::egress::EgressExplain;
+use crate::output::render;
 
 /// Way that a packet takes.
 #[derive(Debug, Serialize)]

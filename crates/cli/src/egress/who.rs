@@ -4,8 +4,6 @@ use std::process::ExitCode;
 
 use fairlead_address::IpFamily;
 use fairlead_api::names::LABEL_APP_INSTANCE;
-use fairlead_cli::output::{or_dash, render, table};
-use fairlead_cli::query::PROBLEM_FOUND;
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -15,7 +13,9 @@ use serde_json::json;
 use super::display::section;
 use super::gateways;
 use super::read::Reader;
-use crate::arguments::egress_queries::EgressWho;
+use crate::arguments::egress::EgressWho;
+use crate::output::{or_dash, render, table};
+use crate::query::PROBLEM_FOUND;
 
 /// Gateways that are asked at the same time: one on a node that is off answers after a long time.
 const AT_ONCE: usize = 16;

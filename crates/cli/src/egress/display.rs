@@ -1,11 +1,12 @@
 //! Display of gateways, problems and Events.
 
 use fairlead_address::DualStackAddrs;
-use fairlead_cli::output::{self, now, or_dash, table};
 use fairlead_egress::explain::GatewayPod;
 use fairlead_egress::problem::EgressProblem;
 use k8s_openapi::api::core::v1::Event;
 use serde::Serialize;
+
+use crate::output::{self, now, or_dash, table};
 
 /// Placeholder for a value that may not be read.
 pub(super) const NOT_READ: &str = "?";
