@@ -4,12 +4,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fairlead_egress::hold::{Write, WriteKind};
-use fairlead_egress::sources::{
+use fairlead_source_addresses::hold::{Write, WriteKind};
+use fairlead_source_addresses::leases::{
     ANNOTATION_ADDRESSES, ANNOTATION_MEMBER_PREFIX, addresses_of, gone_members, lease_patch, slot_lease,
     slot_of, source_lease,
 };
-use fairlead_egress_gateway::peers::membership::{MAX_MEMBERS, Member, members};
+use fairlead_source_addresses::members::{MAX_MEMBERS, Member, members};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;

@@ -9,11 +9,12 @@ use std::net::IpAddr;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use fairlead_egress::hold::{Lease, PROMISE};
 use fairlead_egress_gateway::hold_among;
-use fairlead_egress_gateway::peers::{Hold, Slot, Slots, frames};
-use fairlead_egress_gateway::sync::copied::{self, Key};
-use fairlead_egress_gateway::sync::incoming::{Addresses, Change, Facts, Incoming};
+use fairlead_egress_gateway::source_addresses::peers::{Hold, frames};
+use fairlead_source_addresses::copies::copied::{self, Key};
+use fairlead_source_addresses::copies::incoming::{Addresses, Change, Facts, Incoming};
+use fairlead_source_addresses::copies::{Slot, Slots};
+use fairlead_source_addresses::hold::{Lease, PROMISE};
 use fairlead_wire::egress_peers::{FromMember, Heartbeat, ToMember, from_member, to_member};
 use libfuzzer_sys::fuzz_target;
 use prost::Message;

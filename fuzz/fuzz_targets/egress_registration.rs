@@ -4,11 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use fairlead_address::is_reachable;
 use fairlead_api::names::{is_dns_label, is_object_name};
 use fairlead_egress_gateway::facts::Facts;
 use fairlead_egress_gateway::registry::{Client, MAX_PER_NODE, Owner, Registry, StreamId, Update};
+use fairlead_source_addresses::announcements::holds;
 use fairlead_wire::egress::register_request::Kind;
 use fairlead_wire::egress::{RegisterRequest, RegisterResponse};
 use libfuzzer_sys::fuzz_target;
@@ -117,8 +119,9 @@ fn check(registry: &Registry, node: &str, before: &BTreeMap<IpAddr, Owner>) {
 
 /// What a node program may believe of source addresses.
 fn check_holds(answer: &RegisterResponse) {
-    if let Some(holds) = fairlead_egress_client::parse_holds(answer) {
+    let now = Instant::now();
+    if let Ok(holds) = holds::read(&answer.held, now) {
         assert!(holds.len() <= answer.held.len() && holds.len() <= 256);
-        assert!(holds.values().all(|left| !left.is_zero() && left.as_secs_f64() <= 5.0));
+        assert!(holds.values().all(|hold| now < hold.until && hold.until <= now + Duration::from_secs(5)));
     }
 }

@@ -8,7 +8,7 @@
 //! * [`sandboxes`]: where the namespaces are. [`reconciler`]: keeps running pods current, and repairs what others change.
 //! * [`stages`] and [`attach`]: ADD, DEL and CHECK, as stages of an attachment of `fairlead-pods`.
 //! * [`registrar`]: registers pods at gateways, and says which gateways can be reached.
-//! * [`announce`]: announces the source addresses that gateways on this node hold.
+//! * [`source_addresses`]: announces the source addresses that gateways on this node hold.
 //!
 //! Objects come from watches, pods from the stages and from files beside the socket, holds from the streams of gateways. Tunnels,
 //! rules and routes go to the kernel by `fairlead-fou` and `fairlead-dataplane`. Gateways are `fairlead-egress-gateway`, and the
@@ -18,7 +18,6 @@
 //! fails, routes refuse its packets.
 
 mod annotations;
-mod announce;
 mod attach;
 mod gateways;
 mod inputs;
@@ -32,16 +31,14 @@ mod programs;
 mod reconciler;
 mod registrar;
 mod sandboxes;
+mod source_addresses;
 mod stages;
 mod switches;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::events::EventPublisher;
@@ -50,14 +47,10 @@ use fairlead_cluster::subsystem::Subsystem;
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_pods::container_locks::ContainerLocks;
 use fairlead_pods::ipam::Ipam;
-use fairlead_wire::egress::RegisterResponse;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::PartialObjectMeta;
 use prometheus_client::registry::Registry;
 
-use announce::AnnounceDeps;
-use announce::metrics::AnnounceMetrics;
-pub use announce::{Report, Shown, SourceAddresses};
 use inputs::Inputs;
 use metrics::EgressMetrics;
 use pod_egress::{EgressDeps, PodEgress};
@@ -66,18 +59,15 @@ use programs::{ProgramStock, loading};
 use registrar::metrics::RegistrarMetrics;
 use registrar::{Registrar, RegistrarDeps, slices};
 use sandboxes::Sandboxes;
+use source_addresses::AnnounceDeps;
+use source_addresses::metrics::AnnounceMetrics;
+pub use source_addresses::{Report, Shown, SourceAddresses};
 pub use switches::EgressSwitches;
 
 /// Parses the content of a file in `<socket>.d/sandboxes`, and returns it as it is written; `None` if it is invalid. For fuzz targets and
 /// recorded files; the program parses what an earlier one has left there in the same way.
 pub fn parse_sandbox(content: &[u8]) -> Option<Vec<u8>> {
     serde_json::to_vec(&sandboxes::parse(content).ok()?).ok()
-}
-
-/// The source addresses that a gateway says it holds, with how long they count without being said again; `None` if they are invalid. For fuzz
-/// targets and recorded answers; the program parses the answers of gateways in the same way.
-pub fn parse_holds(answer: &RegisterResponse) -> Option<BTreeMap<IpAddr, Duration>> {
-    registrar::parse_holds(&answer.held)
 }
 
 /// Metrics of egress.
@@ -153,7 +143,7 @@ pub fn start(deps: Deps, subsystem: &mut Subsystem) -> Egress {
         metrics: deps.metrics.sources,
         mesh_devices: deps.mesh_devices,
     };
-    announce::start(sources, subsystem);
+    source_addresses::start(sources, subsystem);
     let of_pods = EgressDeps {
         inputs: Inputs::start(subsystem, &deps.client, egresses, deps.namespaces, deps.switches),
         gateways: Arc::new(registrar),

@@ -3,7 +3,7 @@
 //! * `slices`: the gateways, from EndpointSlices.
 //! * `session`, `health`, `registry`: pure; what to send to each gateway, which gateways answer, and what follows.
 //! * `link`, `gateway`, `token`, `probes`: connections, tokens and ICMP; these tasks share `registrations`.
-//! * `client`, `heard_hold`, `refusal`, `not_registered`: what goes in, what comes out, and why something does not.
+//! * `client`, `refusal`, `not_registered`: what goes in, what comes out, and why something does not.
 //!
 //! A gateway is used for a client once it has confirmed it, as long as EndpointSlices show it and it answers echo requests, also when the
 //! stream to it ends: gateways keep the clients that they have.
@@ -11,7 +11,6 @@
 mod client;
 mod gateway;
 mod health;
-mod heard_hold;
 mod link;
 pub(crate) mod metrics;
 mod not_registered;
@@ -36,13 +35,13 @@ use fairlead_cluster::subsystem::Subsystem;
 use fairlead_egress::EgressName;
 use fairlead_egress::client::plan::NextHop;
 use fairlead_egress::endpoints::{self, GatewayUid};
+use fairlead_source_addresses::announcements::holds::HeardHold;
 use fairlead_wire::egress as wire;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 pub(crate) use self::client::Client;
-pub(crate) use self::heard_hold::HeardHold;
 use self::metrics::RegistrarMetrics;
 pub(crate) use self::not_registered::NotRegistered;
 use self::registrations::Registrations;
@@ -56,13 +55,6 @@ const REGISTERED: Duration = Duration::from_millis(1900);
 const SETTLE_INTERVAL: Duration = Duration::from_millis(500);
 /// Shortest time between two updates of gauges.
 const GAUGES_INTERVAL: Duration = Duration::from_millis(200);
-
-/// See [`super::parse_holds`].
-pub(crate) fn parse_holds(said: &[wire::Hold]) -> Option<BTreeMap<IpAddr, Duration>> {
-    let now = Instant::now();
-    let holds = session::holds(said, now).ok()?.into_iter();
-    Some(holds.map(|(address, hold)| (address, hold.until.saturating_duration_since(now))).collect())
-}
 
 /// Dependencies of the registrar.
 pub(crate) struct RegistrarDeps {

@@ -10,8 +10,8 @@ use ipnet::IpNet;
 use tokio::sync::watch;
 
 use crate::condition::Conditions;
-use crate::holds::announced::{Announcer, sources};
 use crate::registry::store::Store;
+use crate::source_addresses::holds::announced::{Announcer, sources};
 use crate::watches::Watches;
 
 /// The addresses of each slot, as the status of the Egress says; `None` without `spec.sourceAddresses`.

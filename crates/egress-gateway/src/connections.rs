@@ -22,10 +22,10 @@ use self::answer::Answer;
 use self::copies::{Change, Copies};
 use self::log::{Connection, Connections, MAX_KEPT, Millis, Pod};
 use crate::data_path::connections;
-use crate::holds::announced::Announced;
 use crate::metrics::Metrics;
 use crate::registry::Registry;
 use crate::registry::store::Store;
+use crate::source_addresses::holds::announced::Announced;
 
 /// Notifications that are taken at once.
 const BATCH: usize = 256;

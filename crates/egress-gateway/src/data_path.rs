@@ -20,11 +20,11 @@ use crate::clients::Registered;
 use crate::cluster::Cluster;
 use crate::condition::Conditions;
 use crate::exhaustion::Exhaustion;
-use crate::holds::announced::Announced;
 use crate::metrics::{Metrics, Snapshot};
 use crate::plane::{self, Desired, HostFault, Plane, PlaneSettings};
 use crate::registry::store::Store;
 use crate::server::{ClockError, Streams};
+use crate::source_addresses::holds::announced::Announced;
 
 /// Interval at which filters and nftables are compared, of which the kernel reports no changes: each takes a short question.
 const LOOK: Duration = Duration::from_millis(300);

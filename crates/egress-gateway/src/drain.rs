@@ -10,9 +10,9 @@ use tokio::time::{Instant, sleep};
 
 use crate::condition::Conditions;
 use crate::data_path::connections;
-use crate::holds::announced::Announced;
 use crate::registry::Registry;
 use crate::registry::store::Store;
+use crate::source_addresses::holds::announced::Announced;
 
 /// Interval at which flows are counted.
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -4,10 +4,8 @@
 //! * [`registry`]: which clients there are: what node programs claim, judged by [`facts`]. Pure.
 //! * [`plane`]: the data path in the kernel, brought to a desired state.
 //! * `server`: node programs register clients at it, with a token that [`review`] has the API server judge.
-//! * [`peers`]: the other gateways of the Egress, and connections to them.
-//! * [`sync`]: copies of tracked connections among them.
 //! * `watches` and `cluster`: the Egress, and which addresses are inside of the cluster.
-//! * `holds`: source addresses that this gateway holds, agreed with the others of the Egress (`peers`).
+//! * [`source_addresses`]: source addresses that this gateway holds, agreed with the others of the Egress.
 //! * `data_path`: the task that compares the kernel with the desired state and mends it. `drain`: waits for the last flow before the program
 //!   ends.
 //! * `clients`, `connections`, `exhaustion`: who uses the gateway how much, who used an address and port outside, and whether ports or the
@@ -28,15 +26,13 @@ mod exhaustion;
 pub mod facts;
 mod former;
 mod health;
-mod holds;
 mod metrics;
-pub mod peers;
 pub mod plane;
 mod probes;
 pub mod registry;
 pub mod review;
 mod server;
-pub mod sync;
+pub mod source_addresses;
 mod watches;
 
 use std::collections::BTreeSet;
@@ -51,8 +47,9 @@ use fairlead_cluster::subsystem::{Readiness, Subsystem, Supervisor};
 use fairlead_cluster::{http, metrics as exposition, process, resumption};
 use fairlead_dataplane::egress_gateway::SourceTable;
 use fairlead_egress::EgressName;
-use fairlead_egress::hold::Lease;
 use fairlead_egress::registration::audience;
+use fairlead_source_addresses::hold::Lease;
+use fairlead_source_addresses::members::OwnPod;
 use futures::{Stream, StreamExt as _};
 use kube::Client;
 use prometheus_client::registry::Registry as MetricsRegistry;
@@ -61,14 +58,14 @@ use tokio::sync::{mpsc, watch};
 use crate::cluster::{Cluster, Follower};
 use crate::condition::Conditions;
 use crate::data_path::{DataPath, InPlace, Shown, Status, watch_kernel};
-use crate::holds::announced::Announcer;
 use crate::metrics::{Metrics, Pod};
-use crate::peers::OwnPod;
 use crate::plane::PlaneSettings;
 use crate::registry::Registry;
 use crate::registry::store::Store;
 use crate::review::Reviewer;
 use crate::server::{ClockError, Identity, Streams};
+use crate::source_addresses::holds;
+use crate::source_addresses::holds::announced::Announcer;
 use crate::watches::Watches;
 
 /// Time for which clients of an earlier process that are on no known Node are kept.
@@ -116,7 +113,11 @@ pub struct Settings {
 
 /// Hold protocol of the gateway in this pod, which takes heartbeats and answers of others, once it knows its members and the Leases of
 /// all slots, and has sent its first heartbeat. For fuzz targets and recorded messages; the program takes those of its members in the same way.
-pub fn hold_among(pod: &str, members: &BTreeSet<String>, leases: &[Lease]) -> impl peers::Hold + use<> {
+pub fn hold_among(
+    pod: &str,
+    members: &BTreeSet<String>,
+    leases: &[Lease],
+) -> impl source_addresses::peers::Hold + use<> {
     holds::Machine::among(pod, members, leases)
 }
 

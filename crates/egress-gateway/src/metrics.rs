@@ -20,11 +20,11 @@ use prometheus_client::registry::Registry;
 
 use crate::clients::{ClientUse, Load, Registered, in_metrics};
 use crate::health::Outcome;
-use crate::holds::metrics::HoldMetrics;
 use crate::probes::NO_TARGET_ANSWERS;
 use crate::registry::Refusal;
 use crate::review::Rejected;
-use crate::sync::SyncMetrics;
+use crate::source_addresses::holds::metrics::HoldMetrics;
+use crate::source_addresses::sync::SyncMetrics;
 
 /// Labels of Coil's metrics of the gateway itself.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -13,7 +13,7 @@ use fairlead_cluster::lean;
 use fairlead_cluster::subsystem::{Readiness, Subsystem};
 use fairlead_egress::EgressName;
 use fairlead_egress::destinations::Destinations;
-use fairlead_egress::sources;
+use fairlead_source_addresses::leases;
 use futures::future::select_all;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
@@ -234,7 +234,7 @@ impl Watches {
         cluster.extend(self.pools.store.state().iter().flat_map(|pool| pool.others.clone()));
         cluster.extend(self.services.store.state().iter().flat_map(|range| range.others.clone()));
         let (options, invalid) = Options::read(&egress.spec);
-        let slots = sources::permitted(&egress.spec, egress.status.as_ref());
+        let slots = leases::permitted(&egress.spec, egress.status.as_ref());
         let destinations = facts::destinations(wanted, cluster.into_iter().chain(excluded));
         Ok(Cluster { facts, destinations, options, invalid, slots })
     }

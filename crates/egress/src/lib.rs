@@ -6,14 +6,12 @@
 //! * [`choice`]: the gateway of a client or of a flow, among those that are ready.
 //! * [`endpoints`]: the gateways of an Egress, and those that a node uses.
 //! * [`explain`]: which way the packets of a pod take, for the command line.
-//! * [`hold`]: which gateway holds a source address.
 //! * [`options`]: what an Egress asks of its gateways beside destinations.
 //! * [`lookup`]: how a gateway is asked who used an address and port.
 //! * [`objects`]: Deployment, Service and the other objects of an Egress, to be applied.
 //! * [`problem`]: why a pod does not use the gateways that it asks for.
 //! * [`registration`]: which token a gateway accepts.
 //! * [`selectors`]: the pods that an Egress selects by their labels; [`selection`]: the Egresses that select a pod.
-//! * [`sources`]: source addresses that float among gateways: who may have them, and their Leases.
 //! * [`status`]: what the status of an Egress says.
 //!
 //! Everything is pure. The values come from watches of the controller and of the node program, which act on the results:
@@ -26,7 +24,6 @@ pub mod client;
 pub mod destinations;
 pub mod endpoints;
 pub mod explain;
-pub mod hold;
 pub mod lookup;
 pub mod objects;
 pub mod options;
@@ -34,7 +31,6 @@ pub mod problem;
 pub mod registration;
 pub mod selection;
 pub mod selectors;
-pub mod sources;
 pub mod status;
 
 use std::fmt;

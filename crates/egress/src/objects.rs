@@ -189,8 +189,8 @@ fn port(pod: &Pod, name: &str) -> Option<u16> {
     port.and_then(|port| u16::try_from(port).ok())
 }
 
-/// Objects with it are deleted with the Egress.
-pub(crate) fn owner_reference(egress: &Egress) -> OwnerReference {
+/// Reference to an Egress: objects with it are deleted with the Egress.
+pub fn owner_reference(egress: &Egress) -> OwnerReference {
     OwnerReference {
         api_version: format!("{COIL_GROUP}/v2"),
         kind: "Egress".to_owned(),
@@ -202,7 +202,7 @@ pub(crate) fn owner_reference(egress: &Egress) -> OwnerReference {
 }
 
 /// Labels of what the Egresses of a namespace share.
-pub(crate) fn common_labels() -> BTreeMap<String, String> {
+pub fn common_labels() -> BTreeMap<String, String> {
     labels(None)
 }
 

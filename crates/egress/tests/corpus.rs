@@ -1,5 +1,4 @@
-//! Every input that the fuzz targets `egress_annotation`, `egress_destinations`, `egress_leases`, `egress_options`, `egress_selectors` and
-//! `egress_token` keep is read again, without a fuzzer.
+//! Every input that the fuzz targets `egress_annotation`, `egress_destinations`, `egress_options`, `egress_selectors` and `egress_token` keep is read again, without a fuzzer.
 #![cfg(test)]
 
 use std::path::Path;
@@ -9,9 +8,7 @@ use fairlead_api::resources::EgressSelector;
 use fairlead_egress::destinations::Destinations;
 use fairlead_egress::options::Target;
 use fairlead_egress::selectors::{Candidate, Labels, PodSelectors};
-use fairlead_egress::sources::slot_lease;
 use fairlead_egress::{EgressName, annotation, lookup, registration};
-use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 
 /// The kept inputs of a target with their names, in order.
 fn kept(target: &str) -> Vec<(String, String)> {
@@ -117,46 +114,4 @@ fn kept_selectors_never_panic_and_some_are_good() {
         ("own_namespace", Some((0, true))),
     ];
     assert_eq!(results.collect::<Vec<_>>(), expected.map(|(name, result)| (name.to_owned(), result)));
-}
-
-/// The Lease of an input of the target `egress_leases`.
-fn lease(text: &str) -> Lease {
-    let (mut lease, mut spec) = (Lease::default(), LeaseSpec::default());
-    for (name, value) in text.lines().filter_map(|line| line.split_once(": ")) {
-        let value = value.to_owned();
-        match name {
-            "name" => lease.metadata.name = Some(value),
-            "version" => lease.metadata.resource_version = Some(value),
-            "holder" => spec.holder_identity = Some(value),
-            "term" => spec.lease_transitions = value.parse().ok(),
-            _ => drop(lease.metadata.annotations.get_or_insert_default().insert(name.to_owned(), value)),
-        }
-    }
-    Lease { spec: Some(spec), ..lease }
-}
-
-#[test]
-fn kept_leases_of_slots_never_panic_and_some_are_good() {
-    let results = kept("egress_leases").into_iter().map(|(name, text)| {
-        let read = slot_lease(&lease(&text)).map(|slot| {
-            let hold = slot.lease;
-            (slot.addresses.len(), hold.holder.unwrap_or_default(), hold.term, hold.successor.is_some())
-        });
-        (name, read)
-    });
-    let expected = [
-        ("held_slot", Some((2, "nat-a", 4, false))),
-        ("hostile_slot", Some((0, "", 0, false))),
-        ("members", Some((0, "", 0, false))),
-        ("no_version", None),
-        ("released_slot", Some((1, "", 4, true))),
-        ("too_many_members", None),
-        ("wrong_members", None),
-    ];
-    let expected = expected.map(|(name, read)| {
-        let read =
-            read.map(|(addresses, holder, term, is_named)| (addresses, holder.to_owned(), term, is_named));
-        (name.to_owned(), read)
-    });
-    assert_eq!(results.collect::<Vec<_>>(), expected);
 }

@@ -47,6 +47,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "fairlead-limits",
             "fairlead-ipam",
             "fairlead-egress",
+            "fairlead-source-addresses",
             "fairlead-topology",
             "fairlead-path",
             "fairlead-discovery",

@@ -1,4 +1,4 @@
-//! Source addresses of Egresses: what is watched for them, and the writes that `fairlead_egress::sources` decides. Without
+//! Source addresses of Egresses: what is watched for them, and the writes that `fairlead_source_addresses::leases` decides. Without
 //! `--egress-source-addresses` nothing is watched, and every source address is refused.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,11 +12,11 @@ use fairlead_cluster::pods::gateway_of;
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_cluster::writes::is_stale;
 use fairlead_egress::objects::selector_of_all;
-use fairlead_egress::sources::{
+use fairlead_egress::status::Finding;
+use fairlead_source_addresses::leases::{
     self, ANNOTATION_MEMBER_PREFIX, Claimed, Plan, ROLE, Refusal, Resting, asking_to_leave, gone_members,
     is_ours, members_lease, permit, plan, role, role_binding,
 };
-use fairlead_egress::status::Finding;
 use ipnet::IpNet;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
@@ -91,7 +91,7 @@ impl Decision {
 
     /// Source addresses for the status.
     pub(super) fn status(&self) -> Vec<EgressSourceAddress> {
-        sources::status(&self.plan.slots, &self.plan.holders)
+        leases::status(&self.plan.slots, &self.plan.holders)
     }
 }
 
@@ -154,7 +154,7 @@ impl SourceAddresses {
         let leases = self.watched.as_ref().map(|watched| watched.leases.state()).unwrap_or_default();
         self.resting.look(leases.iter().map(AsRef::as_ref), now);
         let cluster = self.watched.as_ref().map(|watched| watched.cluster(known)).unwrap_or_default();
-        let ranges = fairlead_egress::sources::Ranges { permitted: self.permitted.clone(), cluster };
+        let ranges = leases::Ranges { permitted: self.permitted.clone(), cluster };
         let claimed = Claimed::new(egresses.iter().map(AsRef::as_ref));
         let decide = |egress: &Arc<Egress>| {
             let name = egress.name_any();

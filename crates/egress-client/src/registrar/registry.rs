@@ -9,19 +9,17 @@ use fairlead_api::fou::Gateway as Target;
 use fairlead_egress::EgressName;
 use fairlead_egress::client::plan::NextHop;
 use fairlead_egress::endpoints::{Endpoints, GatewayUid};
+use fairlead_source_addresses::announcements::holds::{HeardHold, Holds};
 use fairlead_wire::egress::RegisterResponse;
 
 use super::client::Client;
 use super::health::{Changes, Health};
-use super::heard_hold::HeardHold;
 use super::not_registered::NotRegistered;
-use super::session::{Clients, Ended, Heard, Hold, Step, Token};
+use super::session::{Clients, Ended, Heard, Step, Token};
 pub(super) use gateway::Gateway;
 use gateway::{Condition, usable};
-use holds::Holds;
 
 mod gateway;
-mod holds;
 
 /// Longest time for which a way from before the start is left alone, while gateways are asked about its client.
 const SETTLE: Duration = Duration::from_secs(10);
@@ -364,7 +362,7 @@ impl Registry {
         let mut registered: Vec<&Gateway> =
             gateways.filter(|it| it.endpoint.is_alive() && it.session.confirmed(client)).collect();
         // While none holds a source address, one is about to: what is sent meanwhile is sent again, and not refused.
-        let forwards = |gateway: &&Gateway| !self.holds.has_handed_over(egress, gateway);
+        let forwards = |gateway: &&Gateway| !self.holds.has_handed_over(egress, *gateway);
         let known = registered.len();
         if registered.iter().any(forwards) {
             registered.retain(forwards);
@@ -398,7 +396,7 @@ impl Registry {
     pub(super) fn registration(&self, egress: &EgressName, uid: &str) -> Option<Result<(), NotRegistered>> {
         let Some(client) = self.client(egress, uid) else { return Some(Err(NotRegistered::NotAClient)) };
         let ready: Vec<&Gateway> = self.ready(egress).collect();
-        let takes = |it: &&Gateway| it.session.confirmed(client) && !self.holds.has_handed_over(egress, it);
+        let takes = |it: &&Gateway| it.session.confirmed(client) && !self.holds.has_handed_over(egress, *it);
         if self.do_not_register(egress) || ready.iter().any(takes) {
             return Some(Ok(()));
         }

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use fairlead_address::DualStackAddrs;
 use fairlead_egress::registration::PublicKeyHash;
 use fairlead_limits::{doubled, part};
-use fairlead_wire::egress::{self as wire, RegisterRequest, RegisterResponse, State};
+use fairlead_source_addresses::announcements::holds::{self, Hold};
+use fairlead_wire::egress::{RegisterRequest, RegisterResponse, State};
 
 use self::stream::{Next, Stream};
 use super::client::Client;
@@ -27,9 +28,6 @@ const GOOD: Duration = Duration::from_secs(10);
 /// Longest pause for a gateway on this node that may hold source addresses: when its program starts again, they are announced as long as it
 /// has said before.
 const LAST_PAUSE_OF_HOLDER: Duration = Duration::from_millis(200);
-/// Longest time for which a hold counts without being said again, and most addresses that a gateway may hold.
-const MAX_VALIDITY: Duration = Duration::from_secs(5);
-pub(super) const MAX_HOLDS: usize = 256;
 
 /// The clients of an Egress by the UIDs of their pods.
 pub(super) type Clients = BTreeMap<String, Client>;
@@ -93,17 +91,6 @@ pub(super) struct Heard {
     pub(super) refused: u64,
     /// Whether [`Session::holds`] returns something else, if only in its times.
     pub(super) held: bool,
-}
-
-/// Hold of a source address, as a gateway says it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Hold {
-    /// Term, greater than that of each gateway that has held the address before.
-    pub(crate) term: u64,
-    /// End of the hold, unless the gateway says it again.
-    pub(crate) until: Instant,
-    /// Whether clients are to stay at the gateway before for a moment.
-    pub(crate) settling: bool,
 }
 
 #[derive(Debug)]
@@ -313,7 +300,7 @@ impl Session {
         let state = response.state();
         let acknowledged = stream.acknowledge(response.revision)?;
         let says_holds = state == State::Standby || !response.held.is_empty();
-        let holds = holds(&response.held, now)?;
+        let holds = holds::read(&response.held, now).map_err(Ended::Protocol)?;
         for refusal in response.refused {
             // Of others than those that were sent the gateway has nothing to say.
             let Some(addresses) = stream.refuse(&refusal.uid) else { continue };
@@ -367,25 +354,6 @@ impl Session {
         heard.confirmed = u64::try_from(new).unwrap_or(u64::MAX);
         heard.changed |= self.confirmed != before;
     }
-}
-
-/// Holds that a gateway says. An address that it says with no validity is released.
-pub(super) fn holds(said: &[wire::Hold], now: Instant) -> Result<BTreeMap<IpAddr, Hold>, Ended> {
-    if said.len() > MAX_HOLDS {
-        return Err(Ended::Protocol(format!("it holds {} source addresses", said.len())));
-    }
-    let hold = |said: &wire::Hold| {
-        let address = <[u8; 4]>::try_from(&*said.address).map(IpAddr::from);
-        let address = address.or_else(|_| <[u8; 16]>::try_from(&*said.address).map(IpAddr::from));
-        let bytes = said.address.len();
-        let address = address.map_err(|_| Ended::Protocol(format!("a source address has {bytes} bytes")))?;
-        let validity = Duration::from_millis(said.valid_milliseconds.into()).min(MAX_VALIDITY);
-        let until = now.checked_add(validity).unwrap_or(now);
-        Ok((address, Hold { term: said.term, until, settling: said.settling }))
-    };
-    let mut held = said.iter().map(hold).collect::<Result<BTreeMap<_, _>, _>>()?;
-    held.retain(|_, hold| hold.until > now);
-    Ok(held)
 }
 
 /// The next pause; `failures` counts up.

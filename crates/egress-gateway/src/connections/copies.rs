@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use fairlead_netlink::conntrack::Flow;
 
-use crate::holds::announced::Floating;
+use crate::source_addresses::holds::announced::Floating;
 
 /// Addresses that the connections of other gateways are translated to.
 #[derive(Debug, Default)]

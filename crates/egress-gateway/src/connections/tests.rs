@@ -4,7 +4,7 @@ use fairlead_dataplane::egress_gateway::Sources;
 use fairlead_netlink::conntrack::{Ports, STATUS_SOURCE_TRANSLATED, Tuple};
 
 use super::*;
-use crate::holds::announced::Announcer;
+use crate::source_addresses::holds::announced::Announcer;
 
 const CLIENT: [u8; 4] = [10, 0, 0, 1];
 const OWN: [u8; 4] = [10, 9, 9, 9];

@@ -35,9 +35,9 @@ fn scrape() -> String {
     metrics.hello(None);
     metrics.hello(Some(&Rejected::NoNode));
     metrics.applied(Some(3));
-    let held = fairlead_egress::hold::Held { term: 7, until: std::time::Duration::ZERO };
+    let held = fairlead_source_addresses::hold::Held { term: 7, until: std::time::Duration::ZERO };
     metrics.holds.set(&[(1, held)].into(), None);
-    metrics.holds.taken(fairlead_egress::hold::Cause::Failure);
+    metrics.holds.taken(fairlead_source_addresses::hold::Cause::Failure);
     metrics.set(Snapshot {
         traffic: IpFamily::BOTH.map(|family| (family, GatewayTraffic::default())).into(),
         connections: Some((5, 100)),

@@ -18,11 +18,11 @@ use super::clock::ClockError;
 use super::connections::Caller;
 use super::streams::Streams;
 use crate::data_path::InPlace;
-use crate::holds::announced::HeldAddress;
 use crate::metrics::Metrics;
 use crate::registry::store::Store;
 use crate::registry::{Client, ProtocolError, Reason, Refusal, Registry, StreamId, Update};
 use crate::review::{Accepted, Rejected, Reviewer};
+use crate::source_addresses::holds::announced::HeldAddress;
 
 /// Longest wait for a token.
 const HELLO: Duration = Duration::from_secs(5);

@@ -1,11 +1,10 @@
-//! Every input that the fuzz targets `egress_leases`, `egress_peers` and `egress_registration` keep is read again, without a fuzzer.
+//! Every input that the fuzz targets `egress_peers` and `egress_registration` keep is read again, without a fuzzer.
 
 use std::path::Path;
 
-use fairlead_egress_gateway::peers::frames;
-use fairlead_egress_gateway::peers::membership::members;
 use fairlead_egress_gateway::registry::Client;
-use fairlead_egress_gateway::sync::copied;
+use fairlead_egress_gateway::source_addresses::peers::frames;
+use fairlead_source_addresses::copies::copied;
 use fairlead_wire::egress::register_request::Kind;
 use fairlead_wire::egress::{self as wire, RegisterRequest, RegisterResponse};
 use fairlead_wire::egress_peers::{FromMember, ToMember, to_member};
@@ -107,25 +106,4 @@ async fn kept_messages_of_members_never_panic_and_some_are_good() {
         ("too_many_and_taken_over", 6, 9),
     ];
     assert_eq!(results, named(expected));
-}
-
-#[test]
-fn kept_lists_of_gateways_never_panic_and_some_are_good() {
-    let results = kept("egress_leases").into_iter().map(|(name, bytes)| {
-        let text = String::from_utf8(bytes).unwrap();
-        let pairs = text.lines().filter_map(|line| line.split_once(": "));
-        let annotations = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-        let (found, wrong) = members(&annotations);
-        (name, found.len(), wrong.len())
-    });
-    let expected = [
-        ("held_slot", 0, 0),
-        ("hostile_slot", 0, 0),
-        ("members", 2, 0),
-        ("no_version", 0, 0),
-        ("released_slot", 0, 0),
-        ("too_many_members", 64, 1),
-        ("wrong_members", 0, 7),
-    ];
-    assert_eq!(results.collect::<Vec<_>>(), named(expected));
 }

@@ -17,8 +17,11 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fairlead_egress_gateway::peers::{Hold, Identity, Member, Peers, Slot, Slots};
-use fairlead_egress_gateway::sync::{Addresses, Copier, SyncMetrics};
+use fairlead_egress_gateway::source_addresses::peers::{Hold, Identity, Peers};
+use fairlead_egress_gateway::source_addresses::sync::{Copier, SyncMetrics};
+use fairlead_source_addresses::copies::incoming::Addresses;
+use fairlead_source_addresses::copies::{Slot, Slots};
+use fairlead_source_addresses::members::{Member, Members};
 use fairlead_wire::egress_peers::{Answer, Heartbeat};
 use testbed_netns::Namespace;
 use tokio::sync::watch;
@@ -76,7 +79,7 @@ pub(crate) struct Gateway {
     pub(crate) name: &'static str,
     pub(crate) namespace: Arc<Namespace>,
     pub(crate) slots: watch::Sender<Arc<Slots>>,
-    members: watch::Sender<Option<Arc<fairlead_egress_gateway::peers::Members>>>,
+    members: watch::Sender<Option<Arc<Members>>>,
     pub(crate) metrics: SyncMetrics,
     pub(crate) complete: watch::Receiver<BTreeSet<u32>>,
     member: Member,

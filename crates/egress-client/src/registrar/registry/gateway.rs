@@ -1,10 +1,12 @@
 //! A gateway as the registry knows it, and which of several are used.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use fairlead_api::fou::{Gateway as Target, MAX_GATEWAYS};
 use fairlead_egress::endpoints::GatewayEndpoint;
+use fairlead_source_addresses::announcements::holds::{Hold, Holder};
 use fairlead_wire::egress::State;
 use tokio::sync::Notify;
 
@@ -58,6 +60,20 @@ impl Gateway {
 
     pub(super) fn target(&self, address: IpAddr) -> Target {
         Target { address, is_draining: self.is_draining() }
+    }
+}
+
+impl Holder for Gateway {
+    fn holds(&self) -> &BTreeMap<IpAddr, Hold> {
+        self.session.holds()
+    }
+
+    fn has_answered(&self) -> bool {
+        self.session.has_registered()
+    }
+
+    fn is_standby(&self) -> bool {
+        self.session.state() == State::Standby
     }
 }
 
