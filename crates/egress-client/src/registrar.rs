@@ -36,7 +36,6 @@ use fairlead_egress::EgressName;
 use fairlead_egress::client::plan::NextHop;
 use fairlead_egress::endpoints::{self, GatewayUid};
 use fairlead_source_addresses::announcements::holds::HeardHold;
-use fairlead_wire::egress as wire;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
