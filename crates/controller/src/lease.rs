@@ -104,7 +104,8 @@ impl Elector {
         let spec = lease.spec.get_or_insert_default();
         spec.holder_identity = None;
         spec.lease_duration_seconds = Some(1);
-        (spec.acquire_time, spec.renew_time) = (Some(MicroTime(time)), Some(MicroTime(time)));
+        spec.acquire_time = Some(MicroTime(time));
+        spec.renew_time = Some(MicroTime(time));
         Some(lease)
     }
 

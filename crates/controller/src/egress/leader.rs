@@ -257,7 +257,8 @@ impl Leader {
         let cause = cause.map(|Cause { reason, message }| (reason, message));
         memory.events.update(problem.into_iter().chain(invalid_selectors(egress)).chain(cause), now);
         if is_done {
-            (memory.failures, memory.retry) = (0, None);
+            memory.failures = 0;
+            memory.retry = None;
             return;
         }
         let pause = PAUSES.get(memory.failures).or(PAUSES.last()).copied().unwrap_or_default();

@@ -340,5 +340,6 @@ fn log_failure(namespace: &str, outcome: Result<(), super::write::Failure>) {
 /// Reduces a pod of the cache to its name and UID.
 fn slim_pod(pod: &mut Pod) {
     lean::any(pod);
-    (pod.spec, pod.status) = (None, None);
+    pod.spec = None;
+    pod.status = None;
 }

@@ -146,7 +146,8 @@ fn valid(parameters: &mut CertificateParams, today: Date, last_day: Date) -> Res
         let part = |number: i8| u8::try_from(number).context("no such day");
         Ok(date_time_ymd(i32::from(day.year()), part(day.month())?, part(day.day())?))
     };
-    (parameters.not_before, parameters.not_after) = (at(from)?, at(last_day)?);
+    parameters.not_before = at(from)?;
+    parameters.not_after = at(last_day)?;
     Ok(())
 }
 
