@@ -114,7 +114,8 @@ impl PathPort {
         let others = raw.iter().flat_map(|raw| std::iter::from_fn(|| raw.try_receive())).collect();
         // Closing them ends their place in the epoll.
         drop(raw);
-        (state.refusal, state.fell_back) = (None, None);
+        state.refusal = None;
+        state.fell_back = None;
         let generation = nftables::generation(&mut state.netlink).ok();
         state.conclude_test(outcomes, generation, others);
         true
