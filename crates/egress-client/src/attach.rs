@@ -161,27 +161,23 @@ impl PodEgress {
 
     /// Waits until a gateway of each Egress has the pod as its client, and returns what its namespace should have.
     async fn register(&self, sandbox: &Sandbox, plan: &Plan) -> Result<Desired, Failure> {
-        let (gateways, uid) = (&self.deps.gateways, sandbox.uid());
+        let gateways = &self.deps.gateways;
+        let uid = &sandbox.uid();
         for egress in &plan.usable {
             gateways.add_client(egress, sandbox.client());
         }
-        let registered = plan.usable.iter().map(|egress| {
-            let uid = &uid;
-            async move {
-                let failed = |why: &str| {
-                    let message = format!("no gateway of Egress {egress} has the pod as its client: {why}");
-                    Failure::from(EgressProblem::new(EgressReason::NotRegistered, message))
-                };
-                match timeout(REGISTRATION_TIMEOUT, gateways.registered(egress, uid)).await {
-                    Ok(outcome) => outcome.map_err(|why| failed(&why)),
-                    Err(_) => {
-                        Err(failed(&format!("none answered within {} s", REGISTRATION_TIMEOUT.as_secs())))
-                    }
-                }
+        let registered = plan.usable.iter().map(|egress| async move {
+            let failed = |why: &str| {
+                let message = format!("no gateway of Egress {egress} has the pod as its client: {why}");
+                Failure::from(EgressProblem::new(EgressReason::NotRegistered, message))
+            };
+            match timeout(REGISTRATION_TIMEOUT, gateways.registered(egress, uid)).await {
+                Ok(outcome) => outcome.map_err(|why| failed(&why)),
+                Err(_) => Err(failed(&format!("none answered within {} s", REGISTRATION_TIMEOUT.as_secs()))),
             }
         });
         try_join_all(registered).await?;
-        let desired = desired(plan, |egress| gateways.next_hop(egress, &uid));
+        let desired = desired(plan, |egress| gateways.next_hop(egress, uid));
         let lost = || {
             EgressProblem::new(
                 EgressReason::NotRegistered,
@@ -237,7 +233,8 @@ async fn in_namespace(
     what: &'static str,
     work: impl FnOnce(Place<'_>) -> Result<Vec<String>, kernel::Error> + Send + 'static,
 ) -> Result<Vec<String>, Failure> {
-    let (path, ifname) = (sandbox.netns.clone(), sandbox.ifname.clone());
+    let path = sandbox.netns.clone();
+    let ifname = sandbox.ifname.clone();
     let work = move || work(Place { netns: &Netns::open(path)?, ifname: &ifname });
     blocking(what, work).await?.map_err(Failure::from)
 }

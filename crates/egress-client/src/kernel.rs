@@ -237,7 +237,9 @@ fn open_tunnels(
     let uplink = uplink(&mut socket, place)?.index;
     let settings = Settings { port: desired.port, drop_unknown: false, own: None };
     let mut tunnels = Tunnels::open_with(uplink, settings, || programs.take())?;
-    let (mut links, mut own, mut peers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    let mut links = BTreeMap::new();
+    let mut own = BTreeMap::new();
+    let mut peers = BTreeMap::new();
     for (cluster_ip, tunnel) in &desired.tunnels {
         let kernel = socket.link_by_name(&tunnel.link)?.filter(is_kernel_tunnel);
         let peer = match kernel {

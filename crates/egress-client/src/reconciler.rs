@@ -72,15 +72,19 @@ pub(crate) enum Outcome {
 /// Runs until the program ends.
 pub(crate) async fn run(shared: Arc<PodEgress>) -> Infallible {
     let (wake, mut signalled) = mpsc::channel(SIGNALS);
-    let (mut jobs, mut watches) = (JoinSet::<Done>::new(), JoinSet::<()>::new());
+    let mut jobs = JoinSet::<Done>::new();
+    let mut watches = JoinSet::<()>::new();
     let mut located = JoinSet::<Vec<Sandbox>>::new();
     let mut pods = Pods::default();
     let deps = &shared.deps;
-    let (mut of_pods, mut inputs) = (deps.pods.subscribe(), deps.inputs.subscribe());
-    let (mut ways, mut attachments) = (deps.gateways.changes(), shared.sandboxes.subscribe());
+    let mut of_pods = deps.pods.subscribe();
+    let mut inputs = deps.inputs.subscribe();
+    let mut ways = deps.gateways.changes();
+    let mut attachments = shared.sandboxes.subscribe();
     let mut sweep = Instant::now() + SWEEP_INTERVAL;
     let mut namespaces = deps.inputs.subscribe_to_namespaces();
-    let (mut cluster, mut selectors) = (shared.cluster(), deps.inputs.selectors());
+    let mut cluster = shared.cluster();
+    let mut selectors = deps.inputs.selectors();
     shared.refresh(&mut pods);
     locate(&shared, &mut located);
     loop {
@@ -366,8 +370,12 @@ impl PodEgress {
             }
             Outcome::Finished { work, corrected, signals } => {
                 if !corrected.is_empty() {
-                    let (pod, namespace) = (&sandbox.pod, &sandbox.namespace);
-                    tracing::warn!(pod, namespace, differences = ?corrected, "corrected the egress of a pod");
+                    tracing::warn!(
+                        pod = sandbox.pod,
+                        namespace = sandbox.namespace,
+                        differences = ?corrected,
+                        "corrected the egress of a pod"
+                    );
                     self.deps.metrics.corrected();
                 }
                 let watch = (!signals.is_empty())
@@ -399,7 +407,8 @@ impl PodEgress {
 
 /// All clients of each Egress; a pod with two sandboxes counts once.
 fn clients(attachments: &BTreeMap<Key, Arc<Sandbox>>, pods: &Pods) -> BTreeMap<EgressName, Vec<Client>> {
-    let (mut all, mut seen) = (BTreeMap::<EgressName, Vec<Client>>::new(), BTreeSet::new());
+    let mut all = BTreeMap::<EgressName, Vec<Client>>::new();
+    let mut seen = BTreeSet::new();
     for (key, usable) in pods.usable() {
         let Some(sandbox) = attachments.get(key) else { continue };
         for egress in usable {

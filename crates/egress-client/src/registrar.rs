@@ -192,7 +192,8 @@ async fn follow(
     slices: Arc<Cache<CachedSlice>>,
     node: String,
 ) {
-    let (mut shown, mut held) = (slices.subscribe(), egresses.subscribe());
+    let mut shown = slices.subscribe();
+    let mut held = egresses.subscribe();
     loop {
         if slices.is_ready() {
             let egresses = egresses.store.state();

@@ -133,7 +133,8 @@ impl Sandboxes {
     /// read, or is of a namespace that is gone, is left out; the Egresses of the latter are not: their gateways may still have the pod.
     pub(crate) fn load(socket: &Path) -> (Self, BTreeSet<EgressName>) {
         let directory = spool::sandboxes(socket);
-        let (mut known, mut used) = (BTreeMap::new(), BTreeSet::new());
+        let mut known = BTreeMap::new();
+        let mut used = BTreeSet::new();
         for (key, file) in files(&directory) {
             let read = read(&file);
             if let Ok(sandbox) = &read {

@@ -30,7 +30,8 @@ fn wanted(was_used: bool, is_any_egress: bool) -> usize {
 /// Keeps as many ready as are wanted, until the program ends.
 pub(crate) async fn run(shared: Arc<PodEgress>) -> Infallible {
     let inputs = &shared.deps.inputs;
-    let (mut of_inputs, mut usage) = (inputs.subscribe(), shared.programs.usage.subscribe());
+    let mut of_inputs = inputs.subscribe();
+    let mut usage = shared.programs.usage.subscribe();
     loop {
         let was_used = usage.borrow_and_update().was_used;
         if shared.programs.lacks(wanted(was_used, inputs.has_egresses())) {

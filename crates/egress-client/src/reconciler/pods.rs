@@ -235,7 +235,8 @@ impl Pods {
         let due = self.all.iter_mut().filter(|(_, pod)| pod.is_due(now));
         let job = |(key, pod): (&Key, &mut Pod)| {
             let work = pod.wanted.clone()?;
-            (pod.turn, pod.is_suspect) = (Turn::Running, false);
+            pod.turn = Turn::Running;
+            pod.is_suspect = false;
             let wants_signal = pod.watch.is_none() && work != Work::Nothing;
             let is_check = pod.applied.as_ref() == Some(&work);
             Some(Job { key: key.clone(), sandbox: Arc::clone(&pod.sandbox), work, is_check, wants_signal })
@@ -273,7 +274,9 @@ impl Pods {
     pub(super) fn done(&mut self, key: &Key, work: Work, watch: Option<AbortHandle>) -> bool {
         let watch = watch.map(|task| Watch { task, nftables: work.has_nftables() });
         let Some(pod) = self.all.get_mut(key) else { return false };
-        (pod.turn, pod.backoff, pod.applied) = (Turn::Any, BACKOFF, Some(work));
+        pod.turn = Turn::Any;
+        pod.backoff = BACKOFF;
+        pod.applied = Some(work);
         pod.watch = watch.or_else(|| pod.watch.take());
         pod.refused.take().is_some()
     }

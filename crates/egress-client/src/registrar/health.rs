@@ -125,7 +125,8 @@ impl Address {
         self.missed = 0;
         self.answered = self.answered.saturating_add(1);
         if self.is_down && self.answered >= ANSWERS {
-            (self.is_down, self.is_lost) = (false, false);
+            self.is_down = false;
+            self.is_lost = false;
             changes.up.push(address);
         }
     }

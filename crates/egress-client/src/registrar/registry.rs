@@ -213,8 +213,8 @@ impl Registry {
                 let may_hold = self.holds.is_local(egress, uid);
                 if !gateway.has_task && (has_clients || may_hold || gateway.session.has_clients()) {
                     gateway.has_task = true;
-                    let (egress, uid) = (egress.clone(), uid.clone());
-                    started.push(GatewayId { egress, uid, instance: gateway.instance });
+                    let instance = gateway.instance;
+                    started.push(GatewayId { egress: egress.clone(), uid: uid.clone(), instance });
                 }
             }
         }

@@ -305,7 +305,8 @@ impl Session {
             // Of others than those that were sent the gateway has nothing to say.
             let Some(addresses) = stream.refuse(&refusal.uid) else { continue };
             let attempts = self.refused.get(&refusal.uid).map_or(0, |refused| refused.attempts);
-            let (uid, refusal) = (refusal.uid, Refusal::new(&refusal.reason, &refusal.message));
+            let uid = refusal.uid;
+            let refusal = Refusal::new(&refusal.reason, &refusal.message);
             heard.changed |= self.confirmed.remove(&uid).is_some()
                 || self.refused.get(&uid).is_none_or(|it| it.refusal != refusal || it.addresses != addresses);
             heard.refused = heard.refused.saturating_add(1);

@@ -145,7 +145,8 @@ impl Holds {
                 known.since = now;
             }
             if hold.term >= known.hold.term {
-                (known.hold, known.forwards) = (*hold, forwards);
+                known.hold = *hold;
+                known.forwards = forwards;
             }
         }
     }
@@ -167,10 +168,9 @@ impl Holds {
                 let superseded = self.newer(egress, address, hold);
                 let left = superseded.and_then(|newer| newer.since.checked_add(SUPERSEDED));
                 let until = left.map_or(until, |left| left.min(until));
-                let (egress, gateway) = (egress.clone(), uid.clone());
-                (until > now).then_some(HeardHold {
-                    egress,
-                    gateway,
+                (until > now).then(|| HeardHold {
+                    egress: egress.clone(),
+                    gateway: uid.clone(),
                     address: *address,
                     term: hold.term,
                     until,
