@@ -56,7 +56,8 @@ pub(crate) async fn serve(
 pub(crate) fn print_ids(arguments: &DiscoveryIdArguments) -> anyhow::Result<ExitCode> {
     let read =
         |path: &Path| std::fs::read(path).with_context(|| format!("cannot read file {}", path.display()));
-    let (id, secret) = (read(&arguments.cluster_id_file)?, read(&arguments.cluster_secret_file)?);
+    let id = read(&arguments.cluster_id_file)?;
+    let secret = read(&arguments.cluster_secret_file)?;
     let lines = admission::lines(id, secret, &arguments.nodes)?;
     // A closed pipe (`| head`) is not a failure.
     drop(write!(std::io::stdout(), "{lines}"));

@@ -53,8 +53,7 @@ pub(crate) struct EgressControllerArguments {
 impl EgressControllerArguments {
     /// The pod of this replica, if it is known.
     pub(crate) fn pod(&self) -> Option<OwnPod> {
-        let (namespace, name) = (self.pod_namespace.clone()?, self.pod_name.clone()?);
-        Some(OwnPod { namespace, name })
+        Some(OwnPod { namespace: self.pod_namespace.clone()?, name: self.pod_name.clone()? })
     }
 
     /// Names of the flags that were given and have no effect.

@@ -130,7 +130,8 @@ struct Silence {
 
 impl Silence {
     fn is_gone(&mut self, state: &PeerState, now: Instant, factor: u32) -> bool {
-        let (received, sent) = (state.rx_bytes, state.tx_bytes);
+        let received = state.rx_bytes;
+        let sent = state.tx_bytes;
         // What an earlier process has sent and received says nothing.
         let unseen = (received, if received == 0 { 0 } else { sent });
         let before = self.counters.replace((received, sent)).unwrap_or(unseen);

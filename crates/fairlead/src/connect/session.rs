@@ -255,7 +255,8 @@ impl Session {
         if self.progress.entries.name().is_none() || !self.progress.entries.observe(state, Instant::now()) {
             return false;
         }
-        let (silent, error) = (peer.name.clone(), self.host.send_error(&peer.public_key));
+        let silent = peer.name.clone();
+        let error = self.host.send_error(&peer.public_key);
         self.progress.entries.next(addresses);
         self.host.forget_endpoints();
         self.progress.is_connected = false;
@@ -270,7 +271,8 @@ impl Session {
 
     /// Makes the configuration anew; one that cannot be made leaves the last one in use.
     async fn resolve(&mut self) {
-        let (cluster, name) = (Arc::clone(&self.cluster), self.name.clone());
+        let cluster = Arc::clone(&self.cluster);
+        let name = self.name.clone();
         let through = self.progress.entries.name().map(str::to_owned);
         let more = self.arguments.allowed_ips.clone();
         let server = self.server.clone();

@@ -61,7 +61,8 @@ impl Members {
         if current.generation != generation {
             let keys = keys(&self.peers.store.state());
             current.has_changed |= current.keys != keys;
-            (current.generation, current.keys) = (generation, keys);
+            current.generation = generation;
+            current.keys = keys;
         }
         work(&mut current)
     }
