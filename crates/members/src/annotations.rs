@@ -55,7 +55,8 @@ fn endpoint(
     text: &str,
     unusable: impl Fn(IpAddr) -> Option<UnusableAddress>,
 ) -> Result<Endpoint, SourceProblem> {
-    let (node, value) = (node.name_any(), text.to_owned());
+    let node = node.name_any();
+    let value = text.to_owned();
     let Ok(endpoint) = text.parse().map(publishable) else {
         return Err(SourceProblem::InvalidEndpoint { node, annotation, value });
     };
@@ -77,11 +78,11 @@ pub fn extra_endpoints(
     let text = node.annotations().get(ANNOTATION_ENDPOINT).map(String::as_str).unwrap_or_default();
     let mut extra = Vec::new();
     for entry in entries(text).skip(1).filter(|entry| !entry.is_empty()) {
-        let (annotation, value) = (ANNOTATION_ENDPOINT, entry.to_owned());
+        let annotation = ANNOTATION_ENDPOINT;
         let invalid = |why| SourceProblem::InvalidExtraEndpoint {
             node: node.name_any(),
             annotation,
-            value: value.clone(),
+            value: entry.to_owned(),
             why,
         };
         let address = match entry.parse::<Endpoint>().map(publishable) {
@@ -96,6 +97,7 @@ pub fn extra_endpoints(
             }
         };
         if let Some(why) = unusable(without_nat64(&[], address).ip()) {
+            let value = entry.to_owned();
             problems.push(SourceProblem::UnusableEndpoint { node: node.name_any(), annotation, value, why });
         } else if extra.len() >= MAX_EXTRA {
             problems.push(invalid("is one too many: a node publishes 16 beside the first"));

@@ -229,8 +229,7 @@ impl Told {
     }
 
     fn reject(&mut self, member: &str, what: &str, why: String) {
-        let (member, what) = (member.to_owned(), what.to_owned());
-        let problem = SourceProblem::DiscoveredPart { member, what, why };
+        let problem = SourceProblem::DiscoveredPart { member: member.to_owned(), what: what.to_owned(), why };
         if self.problems.len() < MAX_PROBLEMS && !self.problems.contains(&problem) {
             self.problems.push(problem);
         }

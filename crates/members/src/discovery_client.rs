@@ -269,8 +269,8 @@ impl DiscoveryTask {
 
     fn told(&self, settings: &DiscoverySettings, clients: &Clients, of_others: &BTreeSet<String>) -> Told {
         let views: Vec<_> = clients.services.iter().map(|service| service.view.borrow()).collect();
-        let (node_id, allowed) = (clients.own_id.as_str(), settings.allowed.as_slice());
-        let reader = Reader { node: &self.node, node_id, of_others, allowed };
+        let reader =
+            Reader { node: &self.node, node_id: &clients.own_id, of_others, allowed: &settings.allowed };
         reader.read(views.iter().map(|view| &view.members))
     }
 

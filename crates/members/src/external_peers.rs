@@ -55,7 +55,8 @@ impl CachedExternalPeer {
     /// Member that it describes, with the preshared key that it names, and problems of what was left out of it. Without that key there
     /// is no member.
     pub fn resolved(&self, keys: Option<&PresharedKeys>) -> (Option<Member>, Vec<SourceProblem>) {
-        let (mut problems, mut member) = (self.problems.clone(), self.member.clone());
+        let mut problems = self.problems.clone();
+        let mut member = self.member.clone();
         let (Some(of), Some(key)) = (&mut member, &self.reference) else { return (member, problems) };
         match keys.map_or_else(|| Err(PresharedKeys::missing(key)), |keys| keys.find(key)) {
             Ok(found) => {

@@ -48,7 +48,8 @@ impl Deletions {
     /// Notes a deletion. Without a key it had no tunnel.
     pub fn note(&self, peer: &CachedPeer) {
         let Some(public_key) = peer.member().public_key else { return };
-        let (name, next_key) = (peer.member().name.clone(), peer.member().next_key);
+        let name = peer.member().name.clone();
+        let next_key = peer.member().next_key;
         let mut noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if noted.len() >= MAX_DELETIONS {
             noted.pop_front();
@@ -162,7 +163,8 @@ impl MemberSource for Kubernetes {
 
 /// Reads one WireKubePeer. What cannot be read is left out; without a key the rest has no meaning.
 pub(crate) fn read_peer(peer: &WireKubePeer) -> ReadPeer {
-    let (name, spec) = (peer.name_any(), &peer.spec);
+    let name = peer.name_any();
+    let spec = &peer.spec;
     let key = match spec.parse_public_key() {
         Ok(key) => key,
         Err(error) => return (None, vec![SourceProblem::InvalidPublicKey { peer: name, error }]),

@@ -88,9 +88,9 @@ impl Membership {
     ) -> Vec<Member> {
         let mut deletions = self.deletions(|_| true);
         deletions.extend_from_slice(view.deleted);
-        let (departures, revoked) = (&mut self.departures, view.revoked);
-        let admit =
-            |records: &mut Vec<MemberRecord>| departures.admit(records, &deletions, revoked, view.now);
+        let admit = |records: &mut Vec<MemberRecord>| {
+            self.departures.admit(records, &deletions, view.revoked, view.now);
+        };
         let mut members = united(vec![own], self.sources.iter_mut(), admit, problems);
         let evidence = Evidence {
             own: &self.node,
@@ -98,14 +98,14 @@ impl Membership {
             age: view.age,
             uses_discovery: view.uses_discovery,
             deletions: &deletions,
-            revoked,
+            revoked: view.revoked,
             session: &self.session,
             now: view.now,
         };
         self.departures.follow(&mut members, &evidence);
         self.check_at = self.departures.is_waiting().then(|| view.now + CHECK);
         problems.extend(self.departures.problems());
-        if revoked.names.contains(&self.node) {
+        if view.revoked.names.contains(&self.node) {
             problems.push(SourceProblem::Revoked { node: self.node.clone() });
         }
         members
@@ -121,9 +121,9 @@ impl Membership {
         let record = |member| MemberRecord { source: Source::Kubernetes, age: Duration::ZERO, member };
         let mut deletions = self.deletions(|source| !source.is_cluster());
         deletions.extend_from_slice(view.deleted);
-        let (departures, revoked) = (&mut self.departures, view.revoked);
-        let admit =
-            |records: &mut Vec<MemberRecord>| departures.admit(records, &deletions, revoked, view.now);
+        let admit = |records: &mut Vec<MemberRecord>| {
+            self.departures.admit(records, &deletions, view.revoked, view.now);
+        };
         let others = self.sources.iter_mut().filter(|source| !source.is_cluster());
         united(saved.into_iter().map(record).collect(), others, admit, problems)
     }

@@ -119,8 +119,8 @@ impl Heard {
             Source::Cache => one("saved discovery", untold()),
             Source::Discovery => {
                 let telling = self.services.iter().filter_map(|(server, members)| {
-                    let (source, at) = (format!("discovery {server}"), *members.get(member)?);
-                    Some(SourceAge { source, age: age(Some(at)) })
+                    let at = *members.get(member)?;
+                    Some(SourceAge { source: format!("discovery {server}"), age: age(Some(at)) })
                 });
                 let telling: Vec<SourceAge> = telling.collect();
                 if telling.is_empty() { one("discovery", untold()) } else { telling }

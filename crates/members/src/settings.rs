@@ -146,7 +146,8 @@ impl MeshSettings {
     pub fn parse(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> Self {
         let spec = &mesh.spec;
         // Problems are in the order of these.
-        let (excluded, stun_servers) = (excluded(mesh, problems), stun_servers(mesh, problems));
+        let excluded = excluded(mesh, problems);
+        let stun_servers = stun_servers(mesh, problems);
         let topology = topology::parse(mesh, problems);
         let filters = filters::parse(mesh, problems);
         let routing = routing(mesh, excluded, problems);

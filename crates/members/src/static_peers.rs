@@ -64,8 +64,8 @@ impl StaticPeers {
             members.iter().any(|member| member.name == name && member.public_key == Some(key))
         };
         let before = self.members.iter().filter_map(|member| {
-            let (name, public_key) = (member.name.clone(), member.public_key?);
-            Some(Deletion { source: Source::Static, name, public_key, next_key: None })
+            let public_key = member.public_key?;
+            Some(Deletion { source: Source::Static, name: member.name.clone(), public_key, next_key: None })
         });
         let removed = self.removed.iter().cloned().chain(before);
         let mut removed: Vec<Deletion> =

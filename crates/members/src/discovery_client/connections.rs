@@ -46,10 +46,12 @@ impl Clients {
         roots: &Arc<RootCertStore>,
         mark: u32,
     ) -> Self {
-        let (own_id, started) = (node_id(&credentials.secret, node), Instant::now());
+        let own_id = node_id(&credentials.secret, node);
+        let started = Instant::now();
         let connect = |server: &ServerEndpoint| {
             let secret = ClusterSecret::new(credentials.secret);
-            let (id, node) = (credentials.cluster_id.clone(), own_id.clone());
+            let id = credentials.cluster_id.clone();
+            let node = own_id.clone();
             let client = client::Settings::new(server.clone(), id, secret, node, Arc::clone(roots));
             let client = Client::start(client::Settings { mark, ..client });
             Service { server: server.clone(), view: client.view(), client, down_since: Some(started) }

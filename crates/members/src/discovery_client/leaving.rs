@@ -52,9 +52,10 @@ fn settings(services: &SavedServices, secrets: &Secrets) -> Result<Vec<client::S
     for Credentials { cluster_id, secret } in std::iter::once(&secrets.current).chain(previous) {
         let node = node_id(secret, &services.node);
         for server in &services.servers {
-            let (server, shared) = (server.parse()?, ClusterSecret::new(*secret));
-            let (cluster_id, roots) = (cluster_id.clone(), Arc::clone(&roots));
-            all.push(client::Settings::new(server, cluster_id, shared, node.clone(), roots));
+            let server = server.parse()?;
+            let shared = ClusterSecret::new(*secret);
+            let roots = Arc::clone(&roots);
+            all.push(client::Settings::new(server, cluster_id.clone(), shared, node.clone(), roots));
         }
     }
     Ok(all)

@@ -36,7 +36,8 @@ impl DiscoveryTask {
         read: Credentials,
         known: &mut Known,
     ) -> Option<Credentials> {
-        let (now, at) = (Timestamp::now(), Instant::now());
+        let now = Timestamp::now();
+        let at = Instant::now();
         let in_use = known
             .in_use
             .take()

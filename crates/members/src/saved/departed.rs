@@ -79,8 +79,8 @@ impl SavedDepartures {
         let missing = self.missing.into_iter().map(|saved| {
             let mut member = Member::try_from(saved.member)?;
             member.discovery.is_only_source = saved.is_discovered;
-            let (is_guarded, until) = (saved.is_guarded, until(saved.until, GUARD));
-            Ok((member.name.clone(), Missing { member, until, is_guarded }))
+            let until = until(saved.until, GUARD);
+            Ok((member.name.clone(), Missing { member, until, is_guarded: saved.is_guarded }))
         });
         Ok(Departures::restored(deleted.collect::<Result<_>>()?, missing.collect::<Result<_>>()?))
     }
