@@ -103,7 +103,8 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     }
     subsystem.spawn("saved state", common.file.clone().keep(reader.unsaved()));
     let (stopped, device) = oneshot::channel();
-    let (running, kernel) = (Arc::clone(&common.reports), kernel.subscribe(run::concerns));
+    let running = Arc::clone(&common.reports);
+    let kernel = kernel.subscribe(run::concerns);
     subsystem.spawn_graceful("reconciler", |stop| async move {
         let mesh = run::run(reader, kernel, mesh, running, stop.cancelled_owned()).await;
         drop(stopped.send(mesh.into_device()));
@@ -222,11 +223,12 @@ impl Common {
         static_peers: Option<StaticSource>,
         discovered: watch::Receiver<Arc<Discovered>>,
     ) -> Membership {
-        let (peers, blocks) = (Arc::clone(&caches.peers), Arc::clone(&caches.blocks));
-        let (external, keys) = (Arc::clone(&caches.external_peers), Arc::clone(&caches.preshared_keys));
+        let peers = Arc::clone(&caches.peers);
+        let blocks = Arc::clone(&caches.blocks);
+        let keys = Arc::clone(&caches.preshared_keys);
         let mut sources: Vec<Box<dyn MemberSource>> = vec![
             Box::new(Kubernetes::of_mesh(peers, caches.deleted_peers.clone(), blocks)),
-            Box::new(ExternalPeers::new(external, keys)),
+            Box::new(ExternalPeers::new(Arc::clone(&caches.external_peers), keys)),
             Box::new(Discovery::new(discovered)),
         ];
         sources.extend(static_peers.map(|source| Box::new(source) as Box<dyn MemberSource>));

@@ -138,7 +138,8 @@ impl Gateway {
     /// that does not forward. If the nodes answer through no gateway, the first is used again.
     fn judge(&mut self, now: Instant, seen: &Seen, replies: &BTreeSet<IpAddr>, is_known: bool) -> bool {
         if seen.behind.iter().any(|address| replies.contains(address)) {
-            (self.missed, self.down) = (0, None);
+            self.missed = 0;
+            self.down = None;
             self.unproven.clear();
             return false;
         }

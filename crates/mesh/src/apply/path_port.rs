@@ -382,7 +382,8 @@ impl PathPort {
     async fn serve(&self) {
         loop {
             let generation = self.lock().generation;
-            let (readable, refused) = (self.descriptor(), self.refusals_descriptor());
+            let readable = self.descriptor();
+            let refused = self.refusals_descriptor();
             while self.lock().generation == generation {
                 self.serve_next(readable.as_ref(), refused.as_ref()).await;
             }
@@ -458,8 +459,8 @@ impl Shared {
                     self.due.endpoints.insert(peer, endpoint);
                     let changes = self.changes.entry(reason).or_default();
                     *changes = changes.saturating_add(1);
-                    let (times, to) =
-                        ((SystemTime::now(), Instant::now()), Candidate { address: endpoint, source });
+                    let times = (SystemTime::now(), Instant::now());
+                    let to = Candidate { address: endpoint, source };
                     let took = self.history.endpoint_set(&peer, times, to, reason);
                     took.iter().for_each(|took| self.time_to_direct.observe(took.as_secs_f64()));
                 }

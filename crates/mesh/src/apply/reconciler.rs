@@ -144,7 +144,8 @@ impl<K: Kernel> Mesh<K> {
     fn drop_packets(&mut self, inputs: &Arc<Inputs>, host: Host, now: Instant) {
         let planned = self.plan(inputs, host, OwnAddresses::default(), &BTreeMap::new(), now);
         let desired = &planned.desired;
-        let (encapsulated, bypassed) = (self.encapsulation.routes(desired), self.down_peers.bypassed());
+        let encapsulated = self.encapsulation.routes(desired);
+        let bypassed = self.down_peers.bypassed();
         let interface = &inputs.settings.device.interface;
         drop(self.kernel.apply(&desired.mesh_state(interface, bypassed, encapsulated, |_| None)));
     }
@@ -224,7 +225,8 @@ impl<K: Kernel> Mesh<K> {
         if !inputs.settings.routing.bypasses_down_peers {
             self.down_peers.clear();
         }
-        let (bypassed, encapsulated) = (self.down_peers.bypassed(), self.encapsulation.routes(desired));
+        let bypassed = self.down_peers.bypassed();
+        let encapsulated = self.encapsulation.routes(desired);
         let state = desired.mesh_state(&interface, bypassed, encapsulated, |key| self.paths.route_mtu(key));
         self.kernel.apply(&state)?;
         Ok(())

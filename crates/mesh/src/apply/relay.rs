@@ -157,8 +157,8 @@ impl RelayView {
 
     /// The state of the link.
     pub(crate) fn report(&self, settings: &RelaySettings) -> RelayReport {
-        let (status, counters) = (self.status.borrow().clone(), self.queue.counters());
-        RelayReport { endpoint: settings.server.endpoint.clone(), status, counters }
+        let status = self.status.borrow().clone();
+        RelayReport { endpoint: settings.server.endpoint.clone(), status, counters: self.queue.counters() }
     }
 }
 
@@ -282,7 +282,8 @@ impl RelayLink {
                 Ok(()) = now.status.changed() => {
                     let status = now.status.borrow_and_update().clone();
                     if status.is_up && !is_up {
-                        (is_up, end) = (true, end.min(Instant::now() + REPLACED));
+                        is_up = true;
+                        end = end.min(Instant::now() + REPLACED);
                     }
                     if status.is_up {
                         self.registered.send_replace(Some(now.public_key));

@@ -196,8 +196,10 @@ impl Report {
 
     /// Whether this node publishes the same of both: counters, ages of handshakes and reasons do not count.
     pub fn publishes_the_same(&self, other: &Self) -> bool {
-        let (own, others) = (&self.own, &other.own);
-        let (nat, others_nat) = (&self.translation, &other.translation);
+        let own = &self.own;
+        let others = &other.own;
+        let nat = &self.translation;
+        let others_nat = &other.translation;
         (self.device.backend, self.device.port) == (other.device.backend, other.device.port)
             && self.endpoints == other.endpoints
             && self.configured == other.configured

@@ -126,7 +126,8 @@ impl InputReader {
         api_server: watch::Receiver<Option<Vec<SocketAddr>>>,
         network: NetworkWatches,
     ) -> Self {
-        let (mut node_changed, mut mesh_changed) = (nodes.subscribe(), meshes.subscribe());
+        let mut node_changed = nodes.subscribe();
+        let mut mesh_changed = meshes.subscribe();
         // Only what changes from now on is news.
         node_changed.mark_unchanged();
         mesh_changed.mark_unchanged();
@@ -183,7 +184,8 @@ impl InputReader {
         };
         self.saved.is_live = is_live;
         if is_live {
-            (self.saved.facts, self.saved.earlier) = (None, Default::default());
+            self.saved.facts = None;
+            self.saved.earlier = Default::default();
         }
         let facts = if is_live { facts } else { self.with_sources(facts, now) };
         let inputs = self.inputs(facts);
@@ -342,8 +344,8 @@ impl InputReader {
         let extra_endpoints = annotations::extra_endpoints(node, unusable, problems);
         let addresses = nodes::addresses(node, nodes::ANY);
         problems.extend(addresses.iter().filter_map(|address| {
-            let (node, address, why) = (self.node.clone(), *address, unusable(*address)?);
-            Some(SourceProblem::UnusableNodeAddress { node, address, why })
+            let why = unusable(*address)?;
+            Some(SourceProblem::UnusableNodeAddress { node: self.node.clone(), address: *address, why })
         }));
         OwnNode {
             addresses,
@@ -382,7 +384,8 @@ impl InputReader {
 
     /// There is no mesh: nothing of it stays in the file.
     pub(crate) fn forget(&mut self) {
-        (self.last, self.saved.earlier) = (None, Default::default());
+        self.last = None;
+        self.saved.earlier = Default::default();
         self.membership.restore(Departures::default());
         self.saved.unsaved.send_replace(None);
         self.saved.file.remove();

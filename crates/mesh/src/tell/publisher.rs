@@ -60,11 +60,13 @@ pub(crate) struct Publisher {
 impl Publisher {
     /// Publishes what reports say, one write at a time; while the API server is away the latest report waits.
     pub(crate) async fn run(self, mut inbox: watch::Receiver<Publication>) -> Infallible {
-        let (mut peers, mut keys) = (self.peers.subscribe(), self.keys.clone());
+        let mut peers = self.peers.subscribe();
+        let mut keys = self.keys.clone();
         let regarding = node_reference(&self.node);
         let mut events = ProblemEvents::new(self.events.clone(), regarding, PROBLEM_EVENT);
         let mut state = State { seen: Seen::default(), budget: WriteBudget::new(Instant::now()) };
-        let (mut waiting, mut warned) = (None, None);
+        let mut waiting = None;
+        let mut warned = None;
         loop {
             let members = u32::try_from(self.peers.store.len()).unwrap_or(u32::MAX);
             let refresh = REFRESH_INTERVAL.max(REFRESH_PER_NODE.saturating_mul(members));
@@ -121,7 +123,8 @@ impl Publisher {
             _ => false,
         };
         // What it sees is news for the inbox all the same.
-        let (mut news, mut keys) = (inbox.clone(), keys.clone());
+        let mut news = inbox.clone();
+        let mut keys = keys.clone();
         tokio::select! {
             _ = news.wait_for(differs) => {}
             Ok(()) = keys.changed() => {}

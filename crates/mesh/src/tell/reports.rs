@@ -49,8 +49,8 @@ pub(crate) struct Reports {
 
 impl Reports {
     pub(crate) fn new(node: &str, metrics: Option<MeshMetrics>, per_peer: bool) -> Self {
-        let (node, snapshot, published) = (node.to_owned(), Mutex::default(), watch::Sender::default());
-        Self { node, snapshot, metrics, per_peer, published }
+        let published = watch::Sender::default();
+        Self { node: node.to_owned(), snapshot: Mutex::default(), metrics, per_peer, published }
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {

@@ -85,11 +85,10 @@ impl EncapsulationWatch {
     pub fn observe(&mut self, desired: &DesiredTunnels, now: Instant) -> bool {
         let remotes = desired.ends.keys().copied().filter(|remote| self.link(*remote).is_some()).collect();
         let to_ask = self.health.next(&remotes);
-        let (health, uplink_mtu) = (&self.health, self.uplink_mtu);
         let local =
             |remote: IpAddr| desired.local.iter().copied().find(|it| it.is_ipv4() == remote.is_ipv4());
         let replies = self.sockets.exchange_by(&to_ask, |_, remote, request| {
-            let length = if health.is_up(remote) { 0 } else { longest(remote, uplink_mtu) };
+            let length = if self.health.is_up(remote) { 0 } else { longest(remote, self.uplink_mtu) };
             let packet = local(remote).and_then(|local| packet::in_tunnel(local, remote, request, length));
             packet.map_or(Err(nix::errno::Errno::EMSGSIZE), |packet| send_raw(remote, &packet))
         });

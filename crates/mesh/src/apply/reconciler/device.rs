@@ -234,7 +234,8 @@ impl DeviceSlot {
         former: OpenDevice,
         settings: wireguard::Settings,
     ) -> Result<OpenDevice, wireguard::Error> {
-        let (state, accepted) = (former.device.state(), former.accepted.clone());
+        let state = former.device.state();
+        let accepted = former.accepted.clone();
         drop(former);
         let mut open = self.open_anew(kernel, port, settings)?;
         let is_new = open.device.state()?.peers.is_empty();
@@ -269,8 +270,9 @@ impl DeviceSlot {
     }
 
     fn settings(&self, interface: &str, mtu: u32) -> wireguard::Settings {
-        let (preference, handover_socket) = (self.preference, Some(self.handover.clone()));
-        wireguard::Settings { interface: interface.to_owned(), mtu, preference, handover_socket }
+        let handover_socket = Some(self.handover.clone());
+        let interface = interface.to_owned();
+        wireguard::Settings { interface, mtu, preference: self.preference, handover_socket }
     }
 
     fn open_anew(
@@ -289,10 +291,15 @@ impl DeviceSlot {
                 (None, vec![MeshProblem::PathProbesUnavailable { family: None, reason }])
             }
         };
-        let (can_probe, mtu) = (path_socket.is_some(), settings.mtu);
-        let path_socket = path_socket.map(|socket| port.attach(socket));
-        let (port_access, accepted) = (None, BTreeMap::new());
-        Ok(OpenDevice { path_socket, device, mtu, can_probe, port_access, problems, accepted })
+        Ok(OpenDevice {
+            can_probe: path_socket.is_some(),
+            path_socket: path_socket.map(|socket| port.attach(socket)),
+            device,
+            mtu: settings.mtu,
+            port_access: None,
+            problems,
+            accepted: BTreeMap::new(),
+        })
     }
 }
 

@@ -100,8 +100,7 @@ impl ListenPort {
 
     /// Problem for status if the device listens on `kept` instead of the port that it should have.
     pub(super) fn problem(&self, kept: u16) -> Option<MeshProblem> {
-        let Refused { port, is_of_node, error, .. } = self.refused.as_ref()?;
-        let (port, is_of_node, error) = (*port, *is_of_node, error.clone());
-        Some(MeshProblem::ListenPortUnavailable { port, kept, is_of_node, error })
+        let Refused { port, is_of_node, ref error, .. } = *self.refused.as_ref()?;
+        Some(MeshProblem::ListenPortUnavailable { port, kept, is_of_node, error: error.clone() })
     }
 }

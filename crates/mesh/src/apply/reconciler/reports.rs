@@ -27,7 +27,8 @@ const MAX_SEND_ERRORS: usize = 32;
 
 impl<K: Kernel> Mesh<K> {
     pub(super) fn report(&self, now: Instant) -> Option<Report> {
-        let (planned, open) = (self.planning.last.as_deref()?, self.device.device.as_ref()?);
+        let planned = self.planning.last.as_deref()?;
+        let open = self.device.device.as_ref()?;
         let Planned { inputs, host, own_addresses, desired, .. } = planned;
         let relay = inputs.settings.relay.as_ref().map(|relay| self.paths.relay().report(relay));
         let peers = self.report_peers(planned, &*open.device, now);

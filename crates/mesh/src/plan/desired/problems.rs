@@ -47,8 +47,8 @@ fn unusable_endpoints(inputs: &Inputs, inside: &PrefixSet) -> impl Iterator<Item
             return None;
         }
         let why = UnusableAddress::of(address, &inputs.members, &inputs.services)?;
-        let (peer, value) = (member.name.clone(), manual.to_string());
-        Some(SourceProblem::UnusablePeerEndpoint { peer, value, why })
+        let peer = member.name.clone();
+        Some(SourceProblem::UnusablePeerEndpoint { peer, value: manual.to_string(), why })
     })
 }
 

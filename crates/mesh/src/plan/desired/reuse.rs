@@ -35,7 +35,7 @@ impl<'a> Reuse<'a> {
         location: &Location,
         cluster_addresses: &PrefixSet,
     ) -> Option<Self> {
-        let (own, nat) = (&location.view, location.nat);
+        let own = &location.view;
         let Known { inputs: known, peers, own_side, nat: known_nat } = before?;
         let is_alike = known.node == inputs.node
             && known.settings == inputs.settings
@@ -43,9 +43,10 @@ impl<'a> Reuse<'a> {
             && known.own.filters == inputs.own.filters
             && known.resolved == inputs.resolved
             && known.cluster == inputs.cluster
-            && known_nat == nat
+            && known_nat == location.nat
             && own_side.view == *own;
-        let (mut changed, mut is_own_changed) = (BTreeSet::new(), false);
+        let mut changed = BTreeSet::new();
+        let mut is_own_changed = false;
         for member in changes(&known.members, &inputs.members).flat_map(|(a, b)| [a, b]).flatten() {
             changed.insert(member.name.as_str());
             is_own_changed |= member.name == inputs.node;

@@ -36,7 +36,8 @@ pub(super) fn endpoint(facts: &Facts<'_>) -> (Option<String>, EndpointDiscoveryM
     if let Some(manual) = &facts.report.configured.manual {
         return (Some(manual.to_string()), EndpointDiscoveryMethod::Manual);
     }
-    let (port, nat) = (facts.report.device.port, facts.report.translation.nat);
+    let port = facts.report.device.port;
+    let nat = facts.report.translation.nat;
     let OwnEndpoints { host, observed, reflexive, mapped, public_ipv4, .. } = &facts.report.endpoints;
     let is_public = |address: &&SocketAddr| !is_private(address.ip());
     let mut by_peers = seen_by_peers(facts.report).filter(is_public);
