@@ -22,7 +22,8 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(25);
 /// # Errors
 /// The kernel refuses what every node needs, the socket cannot be made, or a task of a subsystem ends or panics.
 pub async fn run(settings: Settings, access: Access, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
-    let (mut stop, mut supervisor) = (pin!(stop), Supervisor::default());
+    let mut stop = pin!(stop);
+    let mut supervisor = Supervisor::default();
     // Only reads, beside a program that still serves; what follows the lock exists once.
     let node = Node::connect(settings, access, &mut supervisor)?;
     let lock = tokio::select! {

@@ -34,8 +34,8 @@ pub(super) fn running_pods(records: &Records, ids: RoutingIds) -> pods::Result<A
     let complete: Vec<_> = found.iter().map(|pod| pod.addresses).collect();
     let mut unclear = pods::recover(&mut found, &NAMESPACES.map(Path::new))?;
     for (pod, before) in found.iter().zip(complete).filter(|(pod, before)| pod.addresses != *before) {
-        let (link, addresses) = (&pod.host_name, pod.addresses.to_string());
-        tracing::warn!(link, addresses, had = %before, "recovered addresses from a pod: its routes were gone");
+        let addresses = pod.addresses.to_string();
+        tracing::warn!(link = pod.host_name, addresses, had = %before, "recovered addresses from a pod: its routes were gone");
     }
     // With one address the other is safe too: both are at one place of the pool.
     unclear.retain(|(pod, _)| pod.addresses.is_empty());

@@ -98,7 +98,6 @@ impl Node {
         let (kernel, changes) =
             KernelWatch::open().context("cannot subscribe to the kernel's network changes")?;
         supervisor.subsystem("kernel").spawn("kernel changes", changes);
-        let (pod_network, egress) = (PodNetworkProblems::default(), EgressProblems::default());
         Ok(Self {
             settings,
             client,
@@ -107,8 +106,8 @@ impl Node {
             api_server,
             metrics,
             kernel,
-            pod_network,
-            egress,
+            pod_network: PodNetworkProblems::default(),
+            egress: EgressProblems::default(),
             sources: SourceAddresses::default(),
         })
     }
@@ -152,7 +151,8 @@ impl Node {
         events: &EventPublisher,
         supervisor: &mut Supervisor,
     ) -> anyhow::Result<IpamHandle> {
-        let (settings, caches) = (&self.settings, &self.caches);
+        let settings = &self.settings;
+        let caches = &self.caches;
         let records = Records::beside(&settings.socket);
         let ipam = self.adopt_pods(&records, events).await?;
         let locks = Arc::<ContainerLocks>::default();
@@ -169,10 +169,9 @@ impl Node {
                 positions: spool::search_positions(&settings.socket),
             };
             ipam::start(&ipam, deps, supervisor);
-            let (ipam, locks) = (Arc::clone(&ipam), Arc::clone(&locks));
             let network = PodNetwork {
-                ipam,
-                locks,
+                ipam: Arc::clone(&ipam),
+                locks: Arc::clone(&locks),
                 pools: Arc::clone(&caches.pools),
                 meshes: Arc::clone(&caches.meshes),
                 peers: Arc::clone(&caches.peers),
@@ -185,7 +184,9 @@ impl Node {
     }
 
     async fn adopt_pods(&self, records: &Records, events: &EventPublisher) -> anyhow::Result<Arc<Ipam>> {
-        let (node, numbers, records) = (&self.settings.node, self.settings.numbers, records.clone());
+        let node = &self.settings.node;
+        let numbers = self.settings.numbers;
+        let records = records.clone();
         let pools = Api::all(self.client.clone());
         let ipam = Ipam::new(node, numbers, self.caches.pools.store.clone(), pools);
         let adopted = tokio::task::spawn_blocking(move || adopt::running_pods(&records, numbers));
@@ -211,7 +212,8 @@ impl Node {
 
     /// Joins the mesh. A node without a usable key stays outside: its pods start and stop, and reach each other.
     pub(crate) fn start_mesh(&self, events: &EventPublisher, supervisor: &mut Supervisor) -> MeshHandle {
-        let (settings, caches) = (&self.settings, &self.caches);
+        let settings = &self.settings;
+        let caches = &self.caches;
         let private_key = match identity::load_or_create(&settings.state_dir, rand::random()) {
             Ok(private_key) => private_key,
             Err(error) => {
@@ -279,7 +281,8 @@ impl Node {
         events: &EventPublisher,
         supervisor: &mut Supervisor,
     ) -> Egress {
-        let (settings, caches) = (&self.settings, &self.caches);
+        let settings = &self.settings;
+        let caches = &self.caches;
         let meshes = Arc::clone(&caches.meshes);
         let mesh_devices = move || {
             let named =
@@ -310,15 +313,16 @@ impl Node {
     /// # Errors
     /// Metrics are to be served with TLS, and the cryptography library fails.
     pub(crate) fn start_http(&self, ipam: &IpamHandle, supervisor: &mut Supervisor) -> anyhow::Result<()> {
-        let (metrics, ipam) = (Arc::clone(&self.metrics), Arc::clone(&ipam.ipam));
+        let metrics = Arc::clone(&self.metrics);
+        let ipam = Arc::clone(&ipam.ipam);
         let scrape = move |exposition| {
             metrics.ipam.blocks(&ipam.usage());
             metrics.text(exposition)
         };
         let probes = http::probes(supervisor.health());
         let subsystem = supervisor.subsystem("http");
-        let (metrics, health) = (self.settings.metrics, self.settings.health);
-        http::serve_metrics(subsystem, metrics, http::metrics(scrape), &self.client)?;
+        http::serve_metrics(subsystem, self.settings.metrics, http::metrics(scrape), &self.client)?;
+        let health = self.settings.health;
         subsystem.spawn("health", http::serve("health", health, Limits::PROBES, Plain, probes));
         Ok(())
     }
@@ -336,7 +340,8 @@ impl Node {
         events: EventPublisher,
         supervisor: &mut Supervisor,
     ) -> anyhow::Result<()> {
-        let (settings, caches) = (&self.settings, &self.caches);
+        let settings = &self.settings;
+        let caches = &self.caches;
         let deps = CniDeps {
             enable_ipam: settings.enable_ipam,
             ipam: Arc::clone(&ipam.ipam),
@@ -385,7 +390,8 @@ impl Node {
         if !self.settings.clear_routes_on_shutdown {
             return;
         }
-        let (node, nodes) = (&self.settings.node, &self.caches.nodes);
+        let node = &self.settings.node;
+        let nodes = &self.caches.nodes;
         let watched = nodes.is_ready().then(|| nodes.store.get(&ObjectRef::new(node)).is_some());
         shutdown::clear_if_deleted(&self.client, node, self.settings.numbers, watched).await;
     }
