@@ -179,7 +179,9 @@ impl Bindings {
             let is_unused = now.saturating_sub(binding.needed) >= UNUSED;
             let is_silent = binding.round.is_some_and(|(began, ..)| now >= began.saturating_add(ROUND));
             if is_unused || is_silent {
-                (binding.port, binding.round, binding.nonce) = (None, None, None);
+                binding.port = None;
+                binding.round = None;
+                binding.nonce = None;
                 if std::mem::take(&mut binding.is_bound) {
                     outcomes.push_back((*peer, Outcome::Lost));
                 }

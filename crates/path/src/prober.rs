@@ -169,7 +169,8 @@ impl Prober {
         let mut has_failed = false;
         for path in self.paths.iter_mut().filter(|path| path.is_relay() && !path.is_relay_port()) {
             has_failed |= current == Some(path.candidate.address);
-            (path.answered, path.attempt) = (None, None);
+            path.answered = None;
+            path.attempt = None;
         }
         if has_failed {
             self.fail_current(now);

@@ -79,7 +79,9 @@ impl Birthdays {
         if ports.len() >= MIN_SAMPLES {
             self.measured.get_or_insert(ports);
         }
-        (attempt.began, attempt.next_ask, attempt.stage) = (now, Some(now), Stage::Asking);
+        attempt.began = now;
+        attempt.next_ask = Some(now);
+        attempt.stage = Stage::Asking;
         self.actions.push_back(Action::Close);
         if let PeerPorts::Told(their) = their {
             self.try_ports(now, their);

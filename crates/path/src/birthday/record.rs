@@ -145,7 +145,8 @@ impl Record {
     pub(super) fn conclude(&mut self, now: Duration, outcome: BirthdayOutcome, random: &mut StdRng) {
         let pause = match outcome {
             BirthdayOutcome::Found => {
-                (self.attempts, self.silences) = (0, 0);
+                self.attempts = 0;
+                self.silences = 0;
                 FOUND_RETRY
             }
             BirthdayOutcome::NoPortFound | BirthdayOutcome::NoSockets => {
@@ -175,7 +176,8 @@ impl Record {
             }
         };
         self.last = Some(outcome);
-        (self.next, self.accepts) = (now.saturating_add(begins), now.saturating_add(accepts));
+        self.next = now.saturating_add(begins);
+        self.accepts = now.saturating_add(accepts);
     }
 }
 

@@ -47,7 +47,10 @@ impl Prober {
     pub(crate) fn add_found(&mut self, now: Duration, address: SocketAddr) {
         let may_use = self.network.may_use(address);
         match self.paths.to_mut(address) {
-            Some(path) => (path.attempt, path.has_failed) = (Some((now, 0)), false),
+            Some(path) => {
+                path.attempt = Some((now, 0));
+                path.has_failed = false;
+            }
             None if may_use => self.add_reflexive(now, address),
             None => {}
         }

@@ -65,7 +65,8 @@ impl IdleTests {
     }
 
     pub(super) fn stop(&mut self) {
-        (self.due, self.began) = (None, None);
+        self.due = None;
+        self.began = None;
     }
 
     /// Whether the peer was silent for too long; its keepalives may end at this node's closed NAT.
@@ -83,7 +84,9 @@ impl IdleTests {
 
     /// The test that runs is over.
     fn conclude(&mut self, now: Duration, is_answered: bool) {
-        (self.began, self.yields, self.quiet_since) = (None, true, now);
+        self.began = None;
+        self.yields = true;
+        self.quiet_since = now;
         if is_answered {
             self.pass(now);
         } else {
@@ -103,7 +106,8 @@ impl IdleTests {
     fn pass(&mut self, now: Duration) {
         self.passed = self.passed.saturating_add(1);
         if self.passed >= ENOUGH_PASSED {
-            (self.passed, self.failed) = (0, 0);
+            self.passed = 0;
+            self.failed = 0;
             self.not_before = now.saturating_add(PAUSE);
         }
     }
@@ -162,7 +166,9 @@ impl IdleTests {
             self.conclude(now, true);
         } else {
             // Both have begun at the same time.
-            (self.began, self.yields, self.quiet_since) = (None, !is_controlling, now);
+            self.began = None;
+            self.yields = !is_controlling;
+            self.quiet_since = now;
         }
     }
 

@@ -53,7 +53,10 @@ impl Prober {
 
     /// The path in use does not work any more: all are tried.
     pub(super) fn fail_current(&mut self, now: Duration) {
-        self.paths.in_use_mut().for_each(|path| (path.has_failed, path.answered) = (true, None));
+        for path in self.paths.in_use_mut() {
+            path.has_failed = true;
+            path.answered = None;
+        }
         self.checks.missed = 0;
         self.rounds.in_vain = 0;
         self.start_round(now);

@@ -279,7 +279,10 @@ impl PathMtu {
             return;
         }
         match outcome {
-            Outcome::Found(mtu) => (self.found, self.failures) = (Some(mtu), 0),
+            Outcome::Found(mtu) => {
+                self.found = Some(mtu);
+                self.failures = 0;
+            }
             Outcome::Full => self.found = None,
             Outcome::None => {
                 self.not_before = now.saturating_add(doubled(PAUSE, self.failures, MAX_PAUSE));

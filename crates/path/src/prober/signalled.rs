@@ -32,7 +32,10 @@ impl Prober {
             let known = self.paths.iter_mut().find(|path| path.candidate.address == candidate.address);
             match known {
                 Some(path) if path.origin == Origin::Published => {}
-                Some(path) => (path.origin, path.candidate) = (Origin::Signalled(until), *candidate),
+                Some(path) => {
+                    path.origin = Origin::Signalled(until);
+                    path.candidate = *candidate;
+                }
                 None if signalled < MAX_SIGNALLED => {
                     is_new = true;
                     let attempt = tries_now.then_some((now, 0));
