@@ -73,21 +73,24 @@ impl HeldInitiations {
     pub(super) fn link_began(&mut self, now: Instant) {
         self.expire(now);
         for held in self.held.values_mut().filter(|held| held.passed == Passed::Unsent) {
-            (held.passed, held.due) = (Passed::Once, Some(now));
+            held.passed = Passed::Once;
+            held.due = Some(now);
         }
     }
 
     /// The link has ended: what it has taken may not have arrived.
     pub(super) fn link_ended(&mut self) {
         for held in self.held.values_mut() {
-            (held.passed, held.due) = (Passed::Unsent, None);
+            held.passed = Passed::Unsent;
+            held.due = None;
         }
     }
 
     /// The relay says that a peer has no link.
     pub(super) fn peer_gone(&mut self, peer: &PublicKey) {
         if let Some(held) = self.held.get_mut(peer) {
-            (held.passed, held.due) = (Passed::Unsent, None);
+            held.passed = Passed::Unsent;
+            held.due = None;
         }
     }
 
@@ -104,7 +107,8 @@ impl HeldInitiations {
         let message = message_type(payload);
         let Some(held) = self.held.get_mut(peer) else { return true };
         if message == Some(MESSAGE_INITIATION) && is_first && !std::mem::replace(&mut held.has_won, true) {
-            (held.passed, held.due) = (Passed::Repeated, Some(now));
+            held.passed = Passed::Repeated;
+            held.due = Some(now);
             return false;
         }
         if message.is_some() {

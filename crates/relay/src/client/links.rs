@@ -221,8 +221,11 @@ impl Links {
         let has_standby = self.plan.standby().is_some();
         self.status.send_if_modified(|status| {
             let before = status.clone();
-            (status.is_up, status.error, status.down_since) = (true, None, None);
-            (status.has_standby, status.stun) = (has_standby, active.stun.or(status.stun));
+            status.is_up = true;
+            status.error = None;
+            status.down_since = None;
+            status.has_standby = has_standby;
+            status.stun = active.stun.or(status.stun);
             *status != before
         });
     }
@@ -230,7 +233,9 @@ impl Links {
     fn down(&self, error: String) {
         self.status.send_if_modified(|status| {
             let differs = status.is_up || status.error.as_ref() != Some(&error);
-            (status.is_up, status.error, status.round_trip) = (false, Some(error), None);
+            status.is_up = false;
+            status.error = Some(error);
+            status.round_trip = None;
             status.has_standby = false;
             status.down_since.get_or_insert_with(Instant::now);
             differs

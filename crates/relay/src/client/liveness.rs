@@ -45,7 +45,8 @@ impl Liveness {
     /// Something was received, whatever it is.
     pub(super) fn received(&mut self, now: Instant) {
         // An answer to the ping may still come: its round-trip time is of interest.
-        (self.received, self.sent) = (now, None);
+        self.received = now;
+        self.sent = None;
     }
 
     /// The answer to the ping was received. Returns its round-trip time.

@@ -105,7 +105,8 @@ impl Plan {
         let replaced = match role {
             Role::Active => {
                 // Whether there are other replicas, the relay says over the new link.
-                (self.active_at, self.standby_at) = (None, None);
+                self.active_at = None;
+                self.standby_at = None;
                 self.active.replace(link)
             }
             Role::Standby => {

@@ -132,7 +132,8 @@ impl Relay {
     /// Gives a relay the ID that other replicas know it by, and the time since 1970 at this moment.
     #[must_use]
     pub fn identified(mut self, replica: [u8; 16], now: Instant, since_1970: Duration) -> Self {
-        (self.replicas.own, self.replicas.epoch) = (replica, Some((now, since_1970)));
+        self.replicas.own = replica;
+        self.replicas.epoch = Some((now, since_1970));
         self
     }
 
