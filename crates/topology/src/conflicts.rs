@@ -174,7 +174,9 @@ fn report_losers(rivals: &[Entry], strongest: &Strongest, names: &[&str], proble
     for entry in rivals.iter().filter(is_reported) {
         let beaten_by = strongest.other_than(entry.owner).filter(|rival| rival.strength() > entry.strength());
         let Some(rival) = beaten_by else { continue };
-        let (node, other, prefix) = (name(names, entry.owner), name(names, rival.owner), entry.prefix);
+        let node = name(names, entry.owner);
+        let other = name(names, rival.owner);
+        let prefix = entry.prefix;
         if rival.tier == Tier::Block {
             problems.insert(Problem::ClaimOverlapsBlock { node, prefix, other, block: rival.prefix });
         } else if rival.prefix == prefix {

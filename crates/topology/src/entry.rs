@@ -107,7 +107,8 @@ fn place(
     let (known, missing): (Vec<&String>, Vec<&String>) =
         named.partition(|name| nodes.contains_key(name.as_str()));
     if !missing.is_empty() {
-        let (node, missing) = (member.name.clone(), missing.into_iter().cloned().collect());
+        let node = member.name.clone();
+        let missing = missing.into_iter().cloned().collect();
         problems.insert(Problem::EntryNodesMissing { node, missing, is_unreachable: known.is_empty() });
     }
     let indexes = known.iter().filter_map(|name| nodes.get(name.as_str()).copied());

@@ -34,8 +34,8 @@ pub(crate) fn admitted(
     for member in externals {
         let Some(key) = member.public_key else { continue };
         if let Some(other) = keys.get(&key) {
-            let (node, other) = (member.name.clone(), (*other).to_owned());
-            problems.insert(Problem::ExternalKeyTaken { node, other });
+            let other = (*other).to_owned();
+            problems.insert(Problem::ExternalKeyTaken { node: member.name.clone(), other });
             continue;
         }
         keys.insert(key, &member.name);

@@ -64,8 +64,9 @@ pub(crate) fn routes(
         // With a key that two members publish, no one knows which of them is meant.
         let [name] = peer.members.as_slice() else { continue };
         let Some(neighbour) = location.neighbours.get(name.as_str()) else { continue };
-        for prefix in &peer.allowed_ips {
-            let (destination, node, is_ipv4) = (*prefix, name.clone(), prefix.addr().is_ipv4());
+        for &destination in &peer.allowed_ips {
+            let node = name.clone();
+            let is_ipv4 = destination.addr().is_ipv4();
             let plain =
                 location.next_hop(neighbour, is_ipv4).filter(|_| encapsulation != Encapsulation::Always);
             if let Some((gateway, link)) = plain {

@@ -175,7 +175,8 @@ fn joined<T>(
     after: impl Iterator<Item = T>,
     order: impl Fn(&T, &T) -> Ordering,
 ) -> impl Iterator<Item = (Option<T>, Option<T>)> {
-    let (mut before, mut after) = (before.peekable(), after.peekable());
+    let mut before = before.peekable();
+    let mut after = after.peekable();
     std::iter::from_fn(move || {
         let next = match (before.peek(), after.peek()) {
             (None, None) => return None,
