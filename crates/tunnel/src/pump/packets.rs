@@ -193,7 +193,8 @@ impl Pump {
         self.engine.sent(&batch, &used, result.as_ref().err());
         if let Some(also) = batch.to.also.take() {
             // The counters of the peer are those of what it receives once.
-            (batch.to.peer, batch.to.path) = (None, also);
+            batch.to.peer = None;
+            batch.to.path = also;
             return self.send(batch);
         }
         self.out.recycle(batch);
