@@ -92,7 +92,8 @@ pub(crate) mod tests {
     pub(crate) fn low_order_points() -> Vec<[u8; 32]> {
         let near_prime = |low: u8| {
             let mut point = [0xff; 32];
-            (point[0], point[31]) = (low, 0x7f);
+            point[0] = low;
+            point[31] = 0x7f;
             point
         };
         let mut one = [0; 32];

@@ -143,7 +143,8 @@ impl Tunnel {
         // With a newer one that the peer has not used, the handshakes have crossed: it may be about to.
         let may_come = |last: &Session| session.precedes(last) && !last.is_used();
         let last = self.current.take().map(|last| if may_come(&last) { last } else { last.retired() });
-        (self.previous, self.current) = (last, Some(session));
+        self.previous = last;
+        self.current = Some(session);
         self.timers.handshake_completed();
         self.pending.clear();
         self.last_handshake = Some(now.wall);
