@@ -44,8 +44,8 @@ pub(crate) struct IgnoredEgressArguments {
     egress_port: Option<String>,
     #[arg(long, hide = true)]
     backend: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
-    register_from_main: Option<Option<String>>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    register_from_main: Option<String>,
 }
 
 impl IgnoredEgressArguments {
@@ -66,10 +66,10 @@ pub(crate) struct IgnoredWebhookArguments {
     webhook_addr: Option<String>,
     #[arg(long, hide = true)]
     cert_dir: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
-    enable_cert_rotation: Option<Option<String>>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
-    enable_restart_on_cert_refresh: Option<Option<String>>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    enable_cert_rotation: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    enable_restart_on_cert_refresh: Option<String>,
 }
 
 impl IgnoredWebhookArguments {
@@ -101,20 +101,24 @@ pub(crate) struct IgnoredLoggingArguments {
     log_file_max_size: Option<String>,
     #[arg(long, hide = true)]
     stderrthreshold: Option<String>,
-    #[arg(long = "add_dir_header", hide = true, num_args = 0..=1, require_equals = true)]
-    add_dir_header: Option<Option<String>>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
-    alsologtostderr: Option<Option<String>>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
-    logtostderr: Option<Option<String>>,
-    #[arg(long = "one_output", hide = true, num_args = 0..=1, require_equals = true)]
-    one_output: Option<Option<String>>,
-    #[arg(long = "skip_headers", hide = true, num_args = 0..=1, require_equals = true)]
-    skip_headers: Option<Option<String>>,
-    #[arg(long = "skip_log_headers", hide = true, num_args = 0..=1, require_equals = true)]
-    skip_log_headers: Option<Option<String>>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
-    zap_devel: Option<Option<String>>,
+    #[arg(long = "add_dir_header", hide = true)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    add_dir_header: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    alsologtostderr: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    logtostderr: Option<String>,
+    #[arg(long = "one_output", hide = true)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    one_output: Option<String>,
+    #[arg(long = "skip_headers", hide = true)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    skip_headers: Option<String>,
+    #[arg(long = "skip_log_headers", hide = true)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    skip_log_headers: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    zap_devel: Option<String>,
     #[arg(long, hide = true)]
     zap_encoder: Option<String>,
     #[arg(long, hide = true)]
