@@ -31,7 +31,7 @@ pub use self::secrets::Shared;
 use self::secrets::{InUse, MAX_NAMED};
 use self::staging::{Progress, progress};
 use super::saved::discovery::Credentials;
-use super::settings::DiscoverySettings;
+use super::settings::{ConfiguredDiscovery, DiscoverySettings};
 use super::state_file::StateFile;
 use crate::SourceProblem;
 use crate::departures::Session;
@@ -73,7 +73,7 @@ pub struct DiscoveryTask {
     /// This node.
     pub local: Arc<dyn LocalNode>,
     /// Settings of the mesh, `Some(None)` without discovery services; `None` while they are not known.
-    pub settings: watch::Receiver<Option<Option<DiscoverySettings>>>,
+    pub settings: watch::Receiver<ConfiguredDiscovery>,
     /// Keeps members and the secret, for starts without the API server.
     pub file: StateFile,
     /// Members that the file has, as [`Self::known_before`] reads it.
@@ -122,21 +122,12 @@ impl DiscoveryTask {
         // Clients with the present secret first, then those with the one before.
         let mut clients: Vec<Clients> = Vec::new();
         loop {
-            // Until the settings are known, what was known before counts.
-            let Some(current) = settings.borrow_and_update().clone() else {
-                is_changed(&mut settings).await;
-                continue;
-            };
-            let servers = current.as_ref().map(|current| current.servers.as_slice()).unwrap_or_default();
-            for clients in &mut clients {
-                clients.leave_unless(|service| servers.contains(&service.server)).await;
-            }
-            match current {
-                Some(current) => tokio::select! {
-                    () = self.serve(&current, &mut known, &mut clients) => {}
-                    () = is_changed(&mut settings) => {}
-                },
-                None => {
+            let configured = settings.borrow_and_update().clone();
+            match configured {
+                ConfiguredDiscovery::Disabled => {
+                    for clients in &mut clients {
+                        clients.leave_unless(|_| false).await;
+                    }
                     known = Known::default();
                     clients.clear();
                     self.file.remove_discovered();
@@ -144,6 +135,17 @@ impl DiscoveryTask {
                     self.publish(Discovered::default(), DiscoveryStatus::default());
                     is_changed(&mut settings).await;
                 }
+                ConfiguredDiscovery::Enabled(current) => {
+                    for clients in &mut clients {
+                        clients.leave_unless(|service| current.servers.contains(&service.server)).await;
+                    }
+                    tokio::select! {
+                        () = self.serve(&current, &mut known, &mut clients) => {}
+                        () = is_changed(&mut settings) => {}
+                    }
+                }
+                // What was known before counts.
+                ConfiguredDiscovery::Unknown => is_changed(&mut settings).await,
             }
         }
     }
@@ -335,7 +337,7 @@ impl DiscoveryTask {
     }
 }
 
-async fn is_changed(settings: &mut watch::Receiver<Option<Option<DiscoverySettings>>>) {
+async fn is_changed(settings: &mut watch::Receiver<ConfiguredDiscovery>) {
     if settings.changed().await.is_err() {
         std::future::pending().await
     }

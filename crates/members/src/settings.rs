@@ -24,7 +24,7 @@ use fairlead_relay::client;
 use fairlead_topology::Source;
 use ipnet::{IpNet, Ipv4Net};
 
-pub use self::discovery::DiscoverySettings;
+pub use self::discovery::{ConfiguredDiscovery, DiscoverySettings};
 use crate::departures::{Deletion, Revoked};
 use crate::{SourceProblem, grants};
 

@@ -109,7 +109,7 @@ impl Running {
             client: local_api::client(OneSecret(Arc::clone(&secret))),
             node: name.to_owned(),
             local: Arc::new(Published { name: name.to_owned(), key: PrivateKey([number; 32]) }),
-            settings: watch::channel(Some(Some(settings))).1,
+            settings: watch::channel(ConfiguredDiscovery::Enabled(settings)).1,
             cached: DiscoveryTask::known_before(&file).0,
             file,
             known,

@@ -20,6 +20,18 @@ pub struct DiscoverySettings {
     pub secret: (String, String),
 }
 
+/// Discovery services of the mesh, as far as this node knows the mesh.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum ConfiguredDiscovery {
+    /// No discovery services: there is no mesh, or its resource names none.
+    Disabled,
+    /// Discovery services that the mesh resource names.
+    Enabled(DiscoverySettings),
+    /// State before the mesh resource is read.
+    #[default]
+    Unknown,
+}
+
 /// Settings; `None` without discovery services. What does not parse is left out and added to `problems`.
 pub(super) fn parse(mesh: &WireKubeMesh, problems: &mut Vec<SourceProblem>) -> Option<DiscoverySettings> {
     let discovery = mesh.spec.discovery.as_ref()?;

@@ -11,7 +11,9 @@ use fairlead_members::departures::Departures;
 use fairlead_members::membership::{Membership, View};
 use fairlead_members::names::Names;
 use fairlead_members::saved::cluster::{Facts, Unsaved};
-use fairlead_members::settings::{DiscoverySettings, MeshSettings, RelayServer, selected};
+use fairlead_members::settings::{
+    ConfiguredDiscovery, DiscoverySettings, MeshSettings, RelayServer, selected,
+};
 use fairlead_members::state_file::StateFile;
 use fairlead_members::{SourceProblem, annotations, nodes, shared};
 use fairlead_topology::{Member, MemberRecord, Source};
@@ -41,7 +43,7 @@ pub(crate) struct InputReader {
     names: Names,
     saved: Saved,
     relay: watch::Sender<Option<RelayServer>>,
-    discovery: watch::Sender<Option<Option<DiscoverySettings>>>,
+    discovery: watch::Sender<ConfiguredDiscovery>,
     node_changed: watch::Receiver<u64>,
     mesh_changed: watch::Receiver<u64>,
     services_changed: watch::Receiver<u64>,
@@ -138,7 +140,7 @@ impl InputReader {
             node: file.node.clone(),
             saved: Saved::new(file),
             relay: watch::Sender::new(None),
-            discovery: watch::Sender::new(None),
+            discovery: watch::Sender::default(),
             nodes,
             meshes,
             service_ranges,
@@ -199,17 +201,17 @@ impl InputReader {
         self.relay.subscribe()
     }
 
-    /// The discovery services of the mesh as of the last [`Self::read`]; `None` before.
-    pub(crate) fn discovery(&self) -> watch::Receiver<Option<Option<DiscoverySettings>>> {
+    /// The discovery services of the mesh as of the last [`Self::read`].
+    pub(crate) fn discovery(&self) -> watch::Receiver<ConfiguredDiscovery> {
         self.discovery.subscribe()
     }
 
     fn publish_discovery(&self, settings: Option<&DiscoverySettings>) {
+        let configured =
+            settings.cloned().map_or(ConfiguredDiscovery::Disabled, ConfiguredDiscovery::Enabled);
         self.discovery.send_if_modified(|known| {
-            let differs = known.as_ref().map(Option::as_ref) != Some(settings);
-            if differs {
-                *known = Some(settings.cloned());
-            }
+            let differs = *known != configured;
+            *known = configured;
             differs
         });
     }
