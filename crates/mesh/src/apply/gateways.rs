@@ -44,14 +44,23 @@ struct Gateway {
     missed: u32,
     /// Path probes that it has not answered, in a row.
     unanswered: u32,
-    /// State out of use: the time since which it has answered, if it does. `None` while it is in use.
-    down: Option<Option<Instant>>,
+    state: State,
     hold: Option<Duration>,
     /// Time at which it was used again.
     back: Option<Instant>,
     /// The nodes behind it, if none of them had ever answered when it went out of use: their firewalls may refuse all requests. Empty
     /// once one of them has answered through another gateway.
     unproven: BTreeSet<IpAddr>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    InUse,
+    /// Out of use. It has answered path probes since this time.
+    Recovering(Instant),
+    /// Out of use. It answers no path probes.
+    Silent,
 }
 
 /// Observations of one gateway.
@@ -78,18 +87,18 @@ pub enum Trials {
 impl GatewayHealth {
     /// Gateways that are not to be used.
     pub fn down(&self) -> Down {
-        self.gateways.iter().filter(|(_, it)| it.down.is_some()).map(|(name, _)| name.clone()).collect()
+        self.gateways.iter().filter(|(_, it)| it.is_down()).map(|(name, _)| name.clone()).collect()
     }
 
     /// Gateways among these that are known not to forward. Of the others it is not known: no node behind them answers through any gateway.
     pub fn known_down(&self) -> Down {
-        let known = self.gateways.iter().filter(|(_, it)| it.down.is_some() && it.unproven.is_empty());
+        let known = self.gateways.iter().filter(|(_, it)| it.is_down() && it.unproven.is_empty());
         known.map(|(name, _)| name.clone()).collect()
     }
 
     /// Whether a gateway is not to be used.
     pub fn is_down(&self, gateway: &str) -> bool {
-        self.gateways.get(gateway).is_some_and(|it| it.down.is_some())
+        self.gateways.get(gateway).is_some_and(Gateway::is_down)
     }
 
     /// Takes what was seen of all gateways in the last [`INTERVAL`], and which nodes have answered.
@@ -125,6 +134,10 @@ impl GatewayHealth {
 }
 
 impl Gateway {
+    fn is_down(&self) -> bool {
+        self.state != State::InUse
+    }
+
     /// A node that answers some gateway would have answered this one.
     fn hear(&mut self, replies: &BTreeSet<IpAddr>) {
         if self.unproven.iter().any(|address| replies.contains(address)) {
@@ -139,7 +152,7 @@ impl Gateway {
     fn judge(&mut self, now: Instant, seen: &Seen, replies: &BTreeSet<IpAddr>, is_known: bool) -> bool {
         if seen.behind.iter().any(|address| replies.contains(address)) {
             self.missed = 0;
-            self.down = None;
+            self.state = State::InUse;
             self.unproven.clear();
             return false;
         }
@@ -148,7 +161,7 @@ impl Gateway {
         }
         self.missed = self.missed.saturating_add(1);
         let limit = if is_known { MISSES } else { MISSES_AT_FIRST };
-        let fails = self.missed >= limit && self.down.is_none();
+        let fails = self.missed >= limit && !self.is_down();
         if fails {
             self.fail(now);
             let is_proven = is_known || !seen.has_session;
@@ -162,26 +175,28 @@ impl Gateway {
         let is_soon = self.back.is_some_and(|back| now.saturating_duration_since(back) < hold);
         let next = if is_soon { hold.saturating_mul(2).min(MAX_HOLD) } else { HOLD };
         self.hold = Some(next);
-        self.down = Some(None);
+        self.state = State::Silent;
         self.missed = 0;
     }
 
     /// Counts how long it has answered. Returns whether it is to be used again.
     fn recover(&mut self, now: Instant, answers: Option<bool>) -> bool {
-        let (Some(since), Some(answers)) = (&mut self.down, answers) else { return false };
+        let Some(answers) = answers.filter(|_| self.is_down()) else { return false };
         if !answers {
             self.unanswered = self.unanswered.saturating_add(1);
             if self.unanswered >= UNANSWERED_PROBES {
-                *since = None;
+                self.state = State::Silent;
             }
             return false;
         }
         self.unanswered = 0;
-        let healthy = now.saturating_duration_since(*since.get_or_insert(now));
-        let is_back = healthy >= self.hold.unwrap_or(HOLD);
+        let since = if let State::Recovering(since) = self.state { since } else { now };
+        let is_back = now.saturating_duration_since(since) >= self.hold.unwrap_or(HOLD);
         if is_back {
-            self.down = None;
+            self.state = State::InUse;
             self.back = Some(now);
+        } else {
+            self.state = State::Recovering(since);
         }
         is_back
     }
