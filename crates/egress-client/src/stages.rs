@@ -15,8 +15,8 @@ use fairlead_cluster::pods::{SlimPod, gateway_of};
 use fairlead_ipam::Key;
 use fairlead_ipam::check::Owner;
 use fairlead_pods::cni::{
-    Attachment, CheckContext, EgressRequest, EgressStages, Failure, FindEgress, PodInterface, Reason,
-    SetUpEgress, Stage, warn_at_pod,
+    Attachment, EgressRequest, EgressStages, Failure, FindEgress, PodInterface, Reason, SetUpEgress, Stage,
+    warn_at_pod,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ObjectMeta;
@@ -82,17 +82,16 @@ impl SetUpEgress for EgressStage {
         let attached = self.egress.attach(attachment, interface, request).await;
         attached.inspect_err(|failure| warn_at_pod(&self.events, attachment, "SetUpEgress", failure))
     }
+
+    async fn check(&self, key: &Key) -> Result<Vec<String>, Failure> {
+        self.egress.check(key).await
+    }
 }
 
 #[tonic::async_trait]
 impl Stage for EgressStage {
     async fn detach(&self, key: &Key) -> Result<(), Failure> {
         self.egress.detach(key);
-        Ok(())
-    }
-
-    async fn check(&self, context: &mut CheckContext) -> Result<(), Failure> {
-        context.differences.extend(self.egress.check(&context.key).await?);
         Ok(())
     }
 }

@@ -28,10 +28,9 @@ use self::attach::address::AddressStage;
 use self::attach::link::LinkStage;
 use self::attach::record::RecordStage;
 pub use self::attach::{
-    CheckContext, EgressRequest, EgressStages, FindEgress, PodInterface, SetUpEgress, Stage, warn_at_pod,
+    EgressRequest, EgressStages, FindEgress, PodInterface, SetUpEgress, Stage, warn_at_pod,
 };
 pub use self::attachment::Attachment;
-pub use self::check::Previous;
 pub use self::failure::{Failure, Reason, blocking};
 pub use self::mesh::MeshStatus;
 use self::mtu::PodMtu;

@@ -29,16 +29,11 @@ use super::attachment::{AddRequest, Attachment};
 use super::check::Previous;
 use super::failure::Failure;
 
-/// Part of an attachment. What ADD gives a stage, and what it returns, is in the trait of that stage.
+/// Part of an attachment. What ADD and CHECK give a stage, and what it returns, is in the trait of that stage.
 #[tonic::async_trait]
 pub trait Stage: Send + Sync {
     /// Removes all of it, or what there is of it; nothing to remove is no failure.
     async fn detach(&self, key: &Key) -> Result<(), Failure>;
-
-    /// Adds to `context.differences` what is not as ADD made it.
-    async fn check(&self, _context: &mut CheckContext) -> Result<(), Failure> {
-        Ok(())
-    }
 }
 
 /// First stage, before anything is made.
@@ -52,6 +47,9 @@ pub trait FindEgress: Stage {
 #[tonic::async_trait]
 pub(super) trait AllocateAddresses: Stage {
     async fn allocate(&self, attachment: &Attachment) -> Result<PodAddresses, Failure>;
+
+    /// CHECK: the addresses that are allocated to the container.
+    fn allocated(&self, key: &Key) -> Result<Vec<IpAddr>, Failure>;
 }
 
 /// Stage of the files that name an attachment.
@@ -63,6 +61,9 @@ pub(super) trait RecordAttachment: Stage {
 #[tonic::async_trait]
 pub(super) trait ConnectPod: Stage {
     async fn connect(&self, attachment: &Attachment, addresses: &PodAddresses) -> Result<PodLinks, Failure>;
+
+    /// CHECK: differences from what ADD made, one sentence each.
+    fn check(&self, context: &CheckContext, allocated: &[IpAddr]) -> Vec<String>;
 }
 
 /// Stage after the one that made the pod's interface.
@@ -75,6 +76,9 @@ pub trait SetUpEgress: Stage {
         interface: PodInterface,
         request: EgressRequest,
     ) -> Result<(), Failure>;
+
+    /// Compares the pod's namespace with what ADD made; returns one sentence for each difference.
+    async fn check(&self, key: &Key) -> Result<Vec<String>, Failure>;
 }
 
 /// Request of a pod to egress gateways, as an ADD found it before it made anything.
@@ -108,21 +112,17 @@ pub struct PodInterface {
     pub mtu: Option<u32>,
 }
 
-/// Context of a CHECK: the request, what the kernel shows, and the differences found so far.
+/// Context of a CHECK: the request, and what the kernel shows.
 #[derive(Debug)]
-pub struct CheckContext {
+pub(super) struct CheckContext {
     /// The interface of the container.
-    pub key: Key,
+    pub(super) key: Key,
     /// File of its network namespace.
-    pub netns: PathBuf,
+    pub(super) netns: PathBuf,
     /// Result of the ADD, if the configuration has it.
-    pub previous: Option<Previous>,
+    pub(super) previous: Option<Previous>,
     /// Both ends of the link as the kernel shows them.
-    pub kernel: Inspection,
-    /// The addresses that are allocated to the container.
-    pub allocated: Vec<IpAddr>,
-    /// One sentence each.
-    pub differences: Vec<String>,
+    pub(super) kernel: Inspection,
 }
 
 /// Stages that bring a pod its egress gateways.
@@ -215,17 +215,13 @@ impl Stages {
         detach(&self.all(), key).await
     }
 
-    /// CHECK.
-    pub(super) async fn check(&self, context: &mut CheckContext) -> Result<(), Failure> {
+    /// CHECK; returns differences from what ADD made, one sentence each.
+    pub(super) async fn check(&self, context: &CheckContext) -> Result<Vec<String>, Failure> {
         if self.behind_plugin {
-            chained::check(context);
-            return self.tunnels.check(context).await;
+            return Ok([chained::check(context), self.tunnels.check(&context.key).await?].concat());
         }
-        for stage in self.all() {
-            stage.check(context).await?;
-        }
-        result::check(context);
-        Ok(())
+        let link = self.link.check(context, &self.address.allocated(&context.key)?);
+        Ok([link, self.tunnels.check(&context.key).await?, result::check(context)].concat())
     }
 
     fn all(&self) -> [&dyn Stage; 5] {

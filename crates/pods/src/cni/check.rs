@@ -17,7 +17,7 @@ use serde::{Deserialize, Deserializer};
 /// The part of `prevResult` that is compared.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Previous {
+pub(super) struct Previous {
     #[serde(deserialize_with = "null_is_default")]
     interfaces: Vec<Interface>,
     #[serde(deserialize_with = "null_is_default")]
@@ -59,7 +59,7 @@ impl Previous {
     ///
     /// # Errors
     /// The configuration, or what of it is compared, does not parse.
-    pub fn of_configuration(stdin: &[u8]) -> Result<Option<Self>, serde_json::Error> {
+    pub(super) fn of_configuration(stdin: &[u8]) -> Result<Option<Self>, serde_json::Error> {
         #[derive(Deserialize)]
         struct Configuration {
             #[serde(default, rename = "prevResult")]
@@ -72,7 +72,7 @@ impl Previous {
     }
 
     /// Addresses of an interface of the container.
-    pub fn addresses(&self, ifname: &str) -> Vec<IpAddr> {
+    pub(super) fn addresses(&self, ifname: &str) -> Vec<IpAddr> {
         let is_there = |at: usize| {
             let interface = self.interfaces.get(at);
             interface.is_some_and(|interface| interface.name == ifname && !interface.sandbox.is_empty())
@@ -95,34 +95,33 @@ impl Route {
     }
 }
 
-/// Adds the differences of this program's own link to `found`, one sentence each.
-pub(super) fn link(ifname: &str, allocated: &[IpAddr], seen: &Inspection, found: &mut Vec<String>) {
+/// Differences of this program's own link, one sentence each.
+pub(super) fn link(ifname: &str, allocated: &[IpAddr], seen: &Inspection) -> Vec<String> {
+    let mut found = Vec::new();
     match &seen.pod {
         None => found.push(format!("the pod has no interface {ifname}")),
-        Some(end) => in_pod(end, allocated, seen, found),
+        Some(end) => in_pod(end, allocated, seen, &mut found),
     }
     match &seen.host {
         None => found.push("the host's end of the pod's link is gone".to_owned()),
-        Some(end) => on_host(end, allocated, seen, found),
+        Some(end) => on_host(end, allocated, seen, &mut found),
     }
     if seen.pod.is_some() && seen.host.is_some() && !seen.connected {
         found.push(format!("interface {ifname} of the pod is not the other end of the host's link"));
     }
+    found
 }
 
-/// Adds the differences of an interface that another plugin made to `found`, one sentence each.
-pub(super) fn chained(
-    (ifname, netns): (&str, &Path),
-    previous: &Previous,
-    seen: &Inspection,
-    found: &mut Vec<String>,
-) {
+/// Differences of an interface that another plugin made, one sentence each.
+pub(super) fn chained((ifname, netns): (&str, &Path), previous: &Previous, seen: &Inspection) -> Vec<String> {
+    let mut found = Vec::new();
     match &seen.pod {
         None => found.push(format!("the pod has no interface {ifname}")),
         Some(end) if !end.up => found.push(format!("interface {} of the pod is down", end.name)),
         Some(_) => {}
     }
-    as_reported((ifname, netns), previous, seen, found);
+    found.extend(as_reported((ifname, netns), previous, seen));
+    found
 }
 
 fn in_pod(end: &End, allocated: &[IpAddr], seen: &Inspection, found: &mut Vec<String>) {
@@ -152,13 +151,13 @@ fn on_host(end: &End, allocated: &[IpAddr], seen: &Inspection, found: &mut Vec<S
     }
 }
 
-/// Adds the differences from the result that the plugins before reported to `found`, one sentence each.
+/// Differences from the result that the plugins before reported, one sentence each.
 pub(super) fn as_reported(
     (ifname, netns): (&str, &Path),
     previous: &Previous,
     seen: &Inspection,
-    found: &mut Vec<String>,
-) {
+) -> Vec<String> {
+    let mut found = Vec::new();
     let in_container = |interface: &&Interface| interface.name == ifname && !interface.sandbox.is_empty();
     match previous.interfaces.iter().find(in_container) {
         None => found.push(format!("prevResult lists no interface {ifname} in a sandbox")),
@@ -168,13 +167,13 @@ pub(super) fn as_reported(
                 let netns = netns.display();
                 found.push(format!("interface {ifname} was made in {reported}, and CNI_NETNS is {netns}"));
             }
-            same_mac(reported, seen.pod.as_ref(), found);
+            same_mac(reported, seen.pod.as_ref(), &mut found);
         }
     }
     let host = seen.host.as_ref();
     let outside = previous.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
     for reported in outside.filter(|interface| host.is_some_and(|end| end.name == interface.name)) {
-        same_mac(reported, host, found);
+        same_mac(reported, host, &mut found);
     }
     for ip in &previous.ips {
         let at = ip.interface.and_then(|at| previous.interfaces.get(at));
@@ -194,6 +193,7 @@ pub(super) fn as_reported(
             found.push(format!("the pod lacks the route {}{gateway} of prevResult", route.dst));
         }
     }
+    found
 }
 
 fn same_mac(reported: &Interface, end: Option<&End>, found: &mut Vec<String>) {

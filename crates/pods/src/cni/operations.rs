@@ -47,15 +47,12 @@ impl Service {
             move || pods::inspect(numbers, (&container_id, &ifname), &file, &tables)
         };
         let kernel = blocking("reading the pod's link", inspect).await??;
-        let allocated = Vec::new();
-        let differences = Vec::new();
-        let mut context = CheckContext { key, netns, previous, kernel, allocated, differences };
-        self.stages.check(&mut context).await?;
-        if context.differences.is_empty() {
+        let differences = self.stages.check(&CheckContext { key, netns, previous, kernel }).await?;
+        if differences.is_empty() {
             return Ok(());
         }
         let details = "it was changed after ADD; the runtime must recreate the sandbox";
-        Err(Failure::new(Reason::AttachmentChanged, context.differences.join("; ")).details(details))
+        Err(Failure::new(Reason::AttachmentChanged, differences.join("; ")).details(details))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The pod's addresses: allocated from the pool of its namespace.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client};
 use tokio::time::{Instant, timeout};
 
-use super::{AllocateAddresses, CheckContext, PodAddresses, Stage, warn_at_pod};
+use super::{AllocateAddresses, PodAddresses, Stage, warn_at_pod};
 use crate::cni::attachment::Attachment;
 use crate::cni::failure::{Failure, Reason};
 use crate::ipam::Ipam;
@@ -57,22 +58,21 @@ impl AllocateAddresses for AddressStage {
         let addresses = DualStackAddrs { ipv4: allocation.ipv4, ipv6: allocation.ipv6 };
         Ok(PodAddresses { pool: allocation.pool, addresses })
     }
+
+    fn allocated(&self, key: &Key) -> Result<Vec<IpAddr>, Failure> {
+        let Key { container_id, ifname } = key;
+        let allocated = self.ipam.allocated(key).ok_or_else(|| {
+            let message = format!("container {container_id} has no address allocated for {ifname}");
+            Failure::new(Reason::NotAttached, message).details("the runtime must recreate the sandbox")
+        })?;
+        Ok(allocated.addresses().collect())
+    }
 }
 
 #[tonic::async_trait]
 impl Stage for AddressStage {
     async fn detach(&self, key: &Key) -> Result<(), Failure> {
         self.ipam.release(key);
-        Ok(())
-    }
-
-    async fn check(&self, context: &mut CheckContext) -> Result<(), Failure> {
-        let Key { container_id, ifname } = &context.key;
-        let allocated = self.ipam.allocated(&context.key).ok_or_else(|| {
-            let message = format!("container {container_id} has no address allocated for {ifname}");
-            Failure::new(Reason::NotAttached, message).details("the runtime must recreate the sandbox")
-        })?;
-        context.allocated.extend(allocated.addresses());
         Ok(())
     }
 }

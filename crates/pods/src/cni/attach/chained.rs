@@ -15,10 +15,9 @@ pub(super) fn not_first() -> Failure {
 }
 
 /// Compares what the plugin before reported with what the kernel shows; the host's side is that plugin's.
-pub(super) fn check(context: &mut CheckContext) {
-    let previous = context.previous.take().unwrap_or_default();
-    let at = (context.key.ifname.as_str(), context.netns.as_path());
-    check::chained(at, &previous, &context.kernel, &mut context.differences);
+pub(super) fn check(context: &CheckContext) -> Vec<String> {
+    let previous = context.previous.clone().unwrap_or_default();
+    check::chained((&context.key.ifname, &context.netns), &previous, &context.kernel)
 }
 
 /// The interface as the plugin before reported it.

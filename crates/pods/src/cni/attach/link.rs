@@ -1,5 +1,6 @@
 //! The pod's link: a veth pair with its addresses and routes.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use fairlead_dataplane::pods::{self, PodLinks, PodSpec, Removal};
@@ -43,6 +44,10 @@ impl ConnectPod for LinkStage {
         let add = move || pods::add(&PodSpec { mtu: mtu.value(), ..spec });
         Ok(blocking("setting up the pod's link", add).await??)
     }
+
+    fn check(&self, context: &CheckContext, allocated: &[IpAddr]) -> Vec<String> {
+        check::link(&context.key.ifname, allocated, &context.kernel)
+    }
 }
 
 #[tonic::async_trait]
@@ -54,11 +59,6 @@ impl Stage for LinkStage {
             removal if removal.is_needed() => delete(removal).await,
             _ => Ok(()),
         }
-    }
-
-    async fn check(&self, context: &mut CheckContext) -> Result<(), Failure> {
-        check::link(&context.key.ifname, &context.allocated, &context.kernel, &mut context.differences);
-        Ok(())
     }
 }
 

@@ -8,11 +8,9 @@ use super::{Attachment, CheckContext};
 use crate::cni::check;
 
 /// Compares what the last plugin reported with what the kernel shows.
-pub(super) fn check(context: &mut CheckContext) {
-    if let Some(previous) = &context.previous {
-        let at = (context.key.ifname.as_str(), context.netns.as_path());
-        check::as_reported(at, previous, &context.kernel, &mut context.differences);
-    }
+pub(super) fn check(context: &CheckContext) -> Vec<String> {
+    let Some(previous) = &context.previous else { return Vec::new() };
+    check::as_reported((&context.key.ifname, &context.netns), previous, &context.kernel)
 }
 
 /// The container's interface first, as Coil has it; no gateways, no routes.

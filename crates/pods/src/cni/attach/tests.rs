@@ -33,11 +33,6 @@ impl Stage for Fake {
     async fn detach(&self, _: &Key) -> Result<(), Failure> {
         self.call("detach", self.detach_fails)
     }
-
-    async fn check(&self, context: &mut CheckContext) -> Result<(), Failure> {
-        context.differences.push(self.name.to_owned());
-        self.call("check", self.attach_fails)
-    }
 }
 
 #[tonic::async_trait]
@@ -52,6 +47,10 @@ impl AllocateAddresses for Fake {
     async fn allocate(&self, _: &Attachment) -> Result<PodAddresses, Failure> {
         self.attach().map(|()| addresses())
     }
+
+    fn allocated(&self, _: &Key) -> Result<Vec<IpAddr>, Failure> {
+        self.call("check", self.attach_fails).map(|()| addresses().addresses.iter().collect())
+    }
 }
 
 impl RecordAttachment for Fake {
@@ -65,6 +64,12 @@ impl ConnectPod for Fake {
     async fn connect(&self, _: &Attachment, allocated: &PodAddresses) -> Result<PodLinks, Failure> {
         assert_eq!(*allocated, addresses());
         self.attach().map(|()| links())
+    }
+
+    fn check(&self, _: &CheckContext, allocated: &[IpAddr]) -> Vec<String> {
+        assert!(addresses().addresses.iter().eq(allocated.iter().copied()));
+        self.call("check", false).unwrap();
+        vec![self.name.to_owned()]
     }
 }
 
@@ -81,6 +86,10 @@ impl SetUpEgress for Fake {
             PodInterface { addresses: ["10.9.0.5".parse().unwrap()].into_iter().collect(), mtu: None };
         assert!([own, of_plugin].contains(&interface) && found == request());
         self.attach()
+    }
+
+    async fn check(&self, _: &Key) -> Result<Vec<String>, Failure> {
+        self.call("check", self.attach_fails).map(|()| vec![self.name.to_owned()])
     }
 }
 
@@ -199,7 +208,7 @@ async fn a_del_stops_at_the_stage_that_fails() {
 
 #[tokio::test]
 async fn check_collects_the_differences_of_all_stages() {
-    let (stages, _) = stages(None, None);
+    let (stages, asked) = stages(None, None);
     let kernel = Inspection {
         host: None,
         led_to_pod: Vec::new(),
@@ -207,16 +216,14 @@ async fn check_collects_the_differences_of_all_stages() {
         pod_routes: Vec::new(),
         connected: false,
     };
-    let mut context = CheckContext {
-        key: add().key,
-        netns: PathBuf::new(),
-        previous: None,
-        kernel,
-        allocated: Vec::new(),
-        differences: Vec::new(),
-    };
-    assert_eq!(stages.check(&mut context).await, Ok(()));
-    assert_eq!(context.differences, NAMES);
+    let previous = Some(Previous::default());
+    let context = CheckContext { key: add().key, netns: PathBuf::new(), previous, kernel };
+    let unreported = "prevResult lists no interface eth0 in a sandbox";
+    assert_eq!(stages.check(&context).await.unwrap(), ["link", "tunnels", unreported]);
+    assert_eq!(*asked.lock().unwrap(), calls("check", ["address", "link", "tunnels"]));
+    let behind_plugin = Stages { behind_plugin: true, ..stages };
+    let differences = behind_plugin.check(&context).await.unwrap();
+    assert_eq!(differences, ["the pod has no interface eth0", unreported, "tunnels"]);
 }
 
 #[tokio::test]

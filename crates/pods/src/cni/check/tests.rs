@@ -12,17 +12,9 @@ fn differences(
     previous: Option<&Previous>,
     seen: &Inspection,
 ) -> Vec<String> {
-    let (mut found, allocated) = (Vec::new(), ["10.1.0.5", "fd00:1::5"].map(|ip| ip.parse().unwrap()));
-    link(ifname, &allocated, seen, &mut found);
-    if let Some(previous) = previous {
-        as_reported((ifname, netns), previous, seen, &mut found);
-    }
-    found
-}
-
-fn reported_differences(at: (&str, &Path), previous: &Previous, seen: &Inspection) -> Vec<String> {
-    let mut found = Vec::new();
-    chained(at, previous, seen, &mut found);
+    let allocated = ["10.1.0.5", "fd00:1::5"].map(|ip| ip.parse().unwrap());
+    let mut found = link(ifname, &allocated, seen);
+    found.extend(previous.into_iter().flat_map(|previous| as_reported((ifname, netns), previous, seen)));
     found
 }
 
@@ -91,12 +83,12 @@ fn behind_another_plugin_only_what_it_reported_is_demanded() {
     let at = ("eth0", Path::new(NETNS));
     // No address of ours, no link of ours, no way out of ours.
     let theirs = Inspection { host: None, led_to_pod: Vec::new(), pod_routes: Vec::new(), ..seen() };
-    assert_eq!(reported_differences(at, &previous(&result()), &theirs), [""; 0]);
+    assert_eq!(chained(at, &previous(&result()), &theirs), [""; 0]);
     let gone = Inspection { pod: None, ..theirs.clone() };
-    assert_eq!(reported_differences(at, &previous(&result()), &gone), ["the pod has no interface eth0"]);
+    assert_eq!(chained(at, &previous(&result()), &gone), ["the pod has no interface eth0"]);
     let mut bare = theirs;
     bare.pod.as_mut().unwrap().addresses.clear();
-    let found = reported_differences(at, &previous(&result()), &bare);
+    let found = chained(at, &previous(&result()), &bare);
     assert!(found.iter().any(|line| line.contains("lacks 10.1.0.5/32 of prevResult")), "{found:?}");
 }
 
