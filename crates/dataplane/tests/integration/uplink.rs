@@ -34,18 +34,12 @@ fn link(index: u32, name: &str, mtu: u32) -> Link {
     Link {
         index,
         name: name.to_owned(),
-        alias: None,
         mtu,
         up: true,
         carrier: true,
         operational: true,
         layer: LinkLayer::Ethernet,
-        mac: None,
-        kind: None,
-        peer_index: None,
-        peer_netns: None,
-        group: 0,
-        tunnel: None,
+        ..Link::default()
     }
 }
 

@@ -96,9 +96,6 @@ pub(super) fn link(payload: &[u8]) -> Decoded<Link> {
     let header = LinkHeader::parse(payload)?;
     let mut link = Link {
         index: header.index,
-        name: String::new(),
-        alias: None,
-        mtu: 0,
         up: header.flags.contains(LinkFlags::Up),
         carrier: header.flags.contains(LinkFlags::LowerUp),
         operational: true,
@@ -107,12 +104,7 @@ pub(super) fn link(payload: &[u8]) -> Decoded<Link> {
             LinkLayerType::Loopback => LinkLayer::Loopback,
             _ => LinkLayer::Other,
         },
-        mac: None,
-        kind: None,
-        peer_index: None,
-        peer_netns: None,
-        group: 0,
-        tunnel: None,
+        ..Link::default()
     };
     for attribute in NlasIterator::new(after(payload, LINK_HEADER)) {
         let attribute = attribute?;

@@ -73,18 +73,19 @@ impl RouteKind {
 }
 
 /// The device class of a link, as far as it matters here (`ARPHRD_…`, `linux/if_arp.h`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum LinkLayer {
     /// Ethernet, real or virtual.
     Ethernet,
     /// The loopback device.
     Loopback,
     /// Tunnels and everything else.
+    #[default]
     Other,
 }
 
 /// A network device (`RTM_NEWLINK`).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Link {
     /// Number of the device in its namespace.
     pub index: u32,

@@ -7,7 +7,7 @@ use fairlead_dataplane::mesh::MeshState;
 use fairlead_dataplane::uplink::HostNetwork;
 use fairlead_dataplane::wireguard::{Backend, PathDatagram, Preference};
 use fairlead_keys::{DeviceChange, DeviceState, PeerConfig, PrivateKey};
-use fairlead_netlink::route::{Address, AddressFlags, Link, LinkLayer, Scope};
+use fairlead_netlink::route::{Address, AddressFlags, Scope};
 use fairlead_path::{Candidate, Identity, PathAgent, PeerPaths, Source, State};
 use fairlead_topology::{InternalAddress, Member, Site};
 use fairlead_wire::stun;
@@ -16,7 +16,7 @@ use x25519_dalek::StaticSecret;
 
 use super::*;
 use crate::apply::relay::RelayView;
-use crate::plan::desired::tests::{inputs, key, member};
+use crate::plan::desired::tests::{inputs, key, link, member};
 use crate::tell::metrics::time_to_direct;
 use crate::tests::{FakeKernel, FakePathSocket, Shared, paths};
 

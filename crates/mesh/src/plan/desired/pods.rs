@@ -39,10 +39,10 @@ mod tests {
     use std::net::IpAddr;
 
     use fairlead_dataplane::uplink::HostNetwork;
-    use fairlead_netlink::route::{Address, AddressFlags, Link, LinkLayer, Scope};
+    use fairlead_netlink::route::{Address, AddressFlags, Scope};
 
     use super::*;
-    use crate::plan::desired::tests::{host, inputs, key, member};
+    use crate::plan::desired::tests::{host, inputs, key, link, member};
     use crate::plan::desired::{Desired, Held, Host, OwnAddresses};
 
     fn net(text: &str) -> IpNet {
@@ -98,22 +98,6 @@ mod tests {
     /// The bridge of the other plugin has an address of the pods.
     #[test]
     fn the_gateway_of_the_pods_is_no_address_of_the_node() {
-        let link = |index, name: &str| Link {
-            index,
-            name: name.to_owned(),
-            alias: None,
-            mtu: 1500,
-            up: true,
-            carrier: true,
-            operational: true,
-            layer: LinkLayer::Ethernet,
-            mac: None,
-            kind: None,
-            peer_index: None,
-            peer_netns: None,
-            group: 0,
-            tunnel: None,
-        };
         let address = |link, text: &str| Address {
             link,
             prefix: net(text),

@@ -8,6 +8,7 @@ use fairlead_members::discovery_client::Shared;
 use fairlead_members::settings::{
     DeviceSettings, LocationSettings, MeshSettings, RoutingSettings, TraversalSettings,
 };
+use fairlead_netlink::route::{Link, LinkLayer};
 use fairlead_path::{BirthdayPolicy, StunAnswer};
 use fairlead_port_mapping::task::PortMappings;
 use fairlead_topology::{
@@ -77,6 +78,20 @@ pub(crate) fn inputs(members: impl IntoIterator<Item = Member>) -> Inputs {
         problems: Vec::new(),
         saved_at: None,
         cluster: None,
+    }
+}
+
+/// An Ethernet link that is up.
+pub(crate) fn link(index: u32, name: &str) -> Link {
+    Link {
+        index,
+        name: name.to_owned(),
+        mtu: 1500,
+        up: true,
+        carrier: true,
+        operational: true,
+        layer: LinkLayer::Ethernet,
+        ..Link::default()
     }
 }
 

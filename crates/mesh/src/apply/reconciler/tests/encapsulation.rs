@@ -18,26 +18,10 @@ fn on_two_subnets(encapsulation: Encapsulation) -> Arc<Inputs> {
 }
 
 fn with_own_address(kernel: &Shared) {
-    let link = Link {
-        index: 7,
-        name: "eth0".to_owned(),
-        alias: None,
-        mtu: 1500,
-        up: true,
-        carrier: true,
-        operational: true,
-        layer: LinkLayer::Ethernet,
-        mac: None,
-        kind: None,
-        peer_index: None,
-        peer_netns: None,
-        group: 0,
-        tunnel: None,
-    };
     let (prefix, flags) = ("10.0.0.1/24".parse().unwrap(), AddressFlags::PERMANENT);
     let address = Address { link: 7, prefix, scope: Scope::UNIVERSE, flags };
     kernel.lock().unwrap().network =
-        HostNetwork { links: vec![link], addresses: vec![address], routes: Vec::new() };
+        HostNetwork { links: vec![link(7, "eth0")], addresses: vec![address], routes: Vec::new() };
 }
 
 fn applied_routes(kernel: &Shared) -> Vec<String> {
