@@ -25,7 +25,7 @@ Commands:
   test --changed[=REVISION] [RING...]
                           run the tests of packages that a change since REVISION can break; without one, since the
                           commit that this branch has in common with origin/main
-  test soak               run the tests that are too long for every run (some hours)
+  test soak               run the tests that are too long for every run (over an hour)
   test conformance [--families ipv4|dual] [--network mesh|relay|router|stock] [--focus REGEX]
                           run Kubernetes's own network conformance tests on three real nodes (no ring; --help says more)
   nodes [--network mesh|router|stock] [--ipv4-only]

@@ -42,6 +42,7 @@ const PACKAGES: &[&str] = &[
     "runc",
     // building aws-lc, the BPF programs and the VM bed's initramfs
     "gcc",
+    "g++",
     "clang",
     "libbpf-dev",
     "libc6-dev",

@@ -10,10 +10,10 @@ mod status;
 mod tests;
 mod who;
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use crate::arguments::egress::EgressCommand;
+use crate::output;
 use crate::query::current_thread;
 
 /// Runs a subcommand. The exit code says whether a problem was found.
@@ -28,7 +28,6 @@ pub fn run(command: &EgressCommand) -> anyhow::Result<ExitCode> {
             EgressCommand::Who(query) => who::run(query).await,
         }
     })?;
-    // A closed pipe (`| head`) is not a failure.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    output::print(&text);
     Ok(code)
 }

@@ -12,10 +12,10 @@ pub fn is_stale(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found() || status.is_conflict())
 }
 
-/// Applies a patch of the status of an object as `manager`, unless the object [is stale](is_stale).
+/// Applies a patch of the status of an object as `manager`. That the object [is stale](is_stale) is no error.
 ///
 /// # Errors
-/// The API server refused.
+/// The API server refuses it otherwise, or cannot be reached.
 pub async fn apply_status<K>(api: &Api<K>, name: &str, manager: &str, patch: &Value) -> kube::Result<()>
 where
     K: Clone + DeserializeOwned + Debug,

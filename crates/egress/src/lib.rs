@@ -16,7 +16,7 @@
 //!
 //! Everything is pure. The values come from watches of the controller and of the node program, which act on the results:
 //! `fairlead-controller` applies objects; links, rules and routes are left to the data path. Names and numbers are Coil's
-//! (`fairlead-api`), so that pods of both work together.
+//! (`fairlead-api`), so that pods of both work together. Those of [`explain`] are read by `fairlead-cli`.
 
 pub mod annotation;
 pub mod choice;

@@ -1,4 +1,5 @@
-//! Every input that the fuzz targets `egress_annotation`, `egress_destinations`, `egress_options`, `egress_selectors` and `egress_token` keep is read again, without a fuzzer.
+//! Every input that the fuzz targets `egress_annotation`, `egress_destinations`, `egress_options`, `egress_selectors` and `egress_token`
+//! keep is read again, without a fuzzer.
 #![cfg(test)]
 
 use std::path::Path;

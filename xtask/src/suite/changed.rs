@@ -51,6 +51,7 @@ const TEXT: &[(&str, &[&str])] = &[
             "fairlead-netlink",
             "fairlead-port-mapping",
             "fairlead-relay",
+            "fairlead-source-addresses",
             "fairlead-tunnel",
             "fairlead-wire",
             "fairlead-wireguard",
@@ -187,7 +188,7 @@ mod tests {
         assert_eq!(broken_by(&["deploy/node/daemonset.yaml", "README.md"]), all);
         assert_eq!(broken_by(&["README.md", "CHANGELOG.md"]), names(&["xtask"]));
         let by_corpus = broken_by(&["fuzz/corpus/netlink/any-input"]);
-        assert!(by_corpus.contains("fairlead-netlink") && !by_corpus.contains("fairlead-path"));
+        assert!(by_corpus.contains("fairlead-netlink") && !by_corpus.contains("fairlead-keys"));
     }
 
     #[test]
@@ -196,6 +197,17 @@ mod tests {
         let readers = TEXT.iter().flat_map(|(_, readers)| *readers);
         for name in RUN_PROGRAMS.iter().chain(PROGRAMS).chain(RUN_IN_VMS).chain(readers) {
             assert!(packages.contains_key(*name), "{name}");
+        }
+    }
+
+    #[test]
+    fn all_that_replay_a_corpus_of_the_fuzz_targets_are_known() {
+        let (_, known) = TEXT.iter().find(|(path, _)| *path == "fuzz/corpus/").unwrap();
+        for (name, package) in of_workspace(&executables::workspace().unwrap()) {
+            let tests = format!("{}tests", package.directory);
+            let replays =
+                git(&["grep", "-lF", "fuzz/corpus", "--", &tests]).is_ok_and(|files| !files.is_empty());
+            assert_eq!(known.contains(&name.as_str()), replays && name != "xtask", "{name}");
         }
     }
 

@@ -49,8 +49,8 @@ pub struct Topology {
         r#""'" + self + "' is no label that only administrators and controllers set: topology.kubernetes.io/region, topology.kubernetes.io/zone or node-restriction.kubernetes.io/NAME""#,
     ))]
     pub label: Option<String>,
-    /// Prefixes in CIDR notation: addresses of type InternalIP in them are addresses of a node inside of its location, without prefixes all
-    /// InternalIPs are. A node without any is a location of its own. Annotations that name internal addresses come first.
+    /// Prefixes in CIDR notation: addresses of type InternalIP in them are addresses of a node inside of its location. Without prefixes all
+    /// InternalIPs are. A node without such an address is a location of its own. Annotations that name internal addresses come first.
     #[serde(default, rename = "internalCIDRs", skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), inner(length(max = CIDR_LENGTH)))]
     #[x_kube(validation = cidrs())]
@@ -87,7 +87,7 @@ pub enum Encapsulation {
     Never,
 }
 
-/// Nodes between which there are tunnels, as Kilo names them.
+/// Granularity of the mesh, as Kilo names it: the nodes between which there are tunnels.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Granularity {

@@ -184,7 +184,7 @@ pub struct NodeFacts {
     /// Location of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<NodeLocation>,
-    /// The annotation wirekube.io/endpoint-filters: filters for the endpoints of the node that are published. Without it, spec.endpointFilters of the
+    /// The annotation wirekube.io/endpoint-filters: filters by which endpoints of the node are chosen for publication. Without it, spec.endpointFilters of the
     /// WireKubeMesh says it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = MAX_ENTRIES), inner(length(max = FILTER_LENGTH)))]

@@ -237,7 +237,7 @@ impl PathPort {
         question(&self.lock().agent)
     }
 
-    /// Counters since the start.
+    /// Counters since the start; those of the socket since the device was opened.
     pub(crate) fn counters(&self) -> PathCounters {
         let shared = self.lock();
         PathCounters {

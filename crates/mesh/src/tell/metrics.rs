@@ -153,12 +153,12 @@ impl PathMetrics {
             queued_datagrams: declare(
                 ours,
                 "path_socket_queued_datagrams",
-                "Datagrams on the WireGuard port, other than WireGuard messages, that were queued for the path search",
+                "Datagrams for the path search, such as probes and STUN answers, that came to the WireGuard port or to a socket of a birthday attempt",
             ),
             dropped_datagrams: declare(
                 ours,
                 "path_socket_dropped_datagrams",
-                "Datagrams on the port of the embedded WireGuard, other than WireGuard messages, that were dropped, by reason",
+                "Datagrams for the path search that the embedded WireGuard dropped, by reason",
             ),
         }
     }

@@ -66,7 +66,14 @@ fn a_tunnel_with_two_sessions_takes_less_than_four_kibibytes() {
             "memory::a_tunnel_with_two_sessions_takes_less_than_four_kibibytes",
             "--nocapture",
         ]);
-        assert!(own.env(MEASURES, "1").status().unwrap().success(), "see above");
+        let output = own.env(MEASURES, "1").output().unwrap();
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        println!("{stdout}");
+        assert!(
+            output.status.success() && stdout.contains("1 passed"),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         return;
     }
     let identities = [1, 2].map(|private| Arc::new(Identity::new(&PrivateKey([private; 32]))));

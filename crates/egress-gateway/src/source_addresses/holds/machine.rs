@@ -57,10 +57,12 @@ impl Machine {
 
 impl peers::Hold for Machine {
     fn heartbeat(&self, from: &str, heartbeat: wire::Heartbeat) -> wire::Answer {
-        self.with(|hold, now| hold.heartbeat(from, &heartbeat.into(), now)).into()
+        let heartbeat = heartbeat.into();
+        self.with(|hold, now| hold.heartbeat(from, &heartbeat, now)).into()
     }
 
     fn answer(&self, from: &str, answer: wire::Answer) {
-        self.with(|hold, now| hold.answer(from, &answer.into(), now));
+        let answer = answer.into();
+        self.with(|hold, now| hold.answer(from, &answer, now));
     }
 }
