@@ -2,15 +2,18 @@
 //!
 //! For: programs compiled from Go modules, kernels and programs of Debian packages that must not be installed, images. Everything
 //! is in directories of `$XDG_CACHE_HOME` (or `~/.cache`) `/fairlead`, whose names say what they were made from; each may be
-//! deleted at any time. Not for: results of the build of this workspace, which cargo keeps.
+//! deleted at any time. Also [`free_port`], for what is started then. Not for: results of the build of this workspace, which cargo keeps.
 
 pub mod debian;
+mod ports;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+
+pub use ports::free_port;
 
 /// A directory of the cache. Its name says what it was made from, so that its files are made once.
 #[derive(Debug)]

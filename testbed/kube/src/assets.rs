@@ -4,7 +4,7 @@
 //! ServiceAccount tokens, and the administrator has a static token.
 
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use testbed_cache::free_port;
 
 use crate::control_plane::run_kubectl;
 use crate::programs::Programs;
@@ -164,18 +165,6 @@ impl Assets {
 /// The program as the supervising shell will run it: the shell, not the program, goes through the launcher.
 fn direct(programs: &Programs, name: &str) -> Command {
     programs.command(&Options::default(), name)
-}
-
-/// A port of the loopback interface that is free now, from below the range the kernel hands to outgoing
-/// connections: it must be free again when a stopped API server comes back.
-fn free_port() -> anyhow::Result<u16> {
-    for _ in 0..200 {
-        let port = rand::random_range(15_000..30_000);
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
-            return Ok(port);
-        }
-    }
-    bail!("no free TCP port on 127.0.0.1 in 200 tries (is its loopback interface up?)")
 }
 
 fn random_token() -> String {

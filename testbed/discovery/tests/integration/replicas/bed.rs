@@ -1,7 +1,7 @@
 //! Debian's etcd, replicas that are programs of their own, and connections between them that can be cut.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener as StdListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use fairlead_wire::discovery::server::cluster_client::ClusterClient;
 use fairlead_wire::discovery::server::{
     Affiliate, AffiliateDeleteRequest, AffiliateUpdateRequest, ListRequest, WatchRequest, WatchResponse,
 };
-use testbed_cache::debian;
+use testbed_cache::{debian, free_port};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -26,7 +26,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(40);
 const POLL: Duration = Duration::from_millis(50);
 
 pub(crate) fn free_address() -> SocketAddr {
-    StdListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap()
+    (Ipv4Addr::LOCALHOST, free_port().unwrap()).into()
 }
 
 /// Waits until `is` gives a value.
