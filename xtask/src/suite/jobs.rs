@@ -135,7 +135,7 @@ pub(crate) fn plan<'a>(
         let soaked: Vec<&Soaked> =
             tests.iter().filter_map(|test| ring.soaks(&executable.package, test)).collect();
         let limit = if soaked.is_empty() { ring.limit } else { SOAK_LIMIT };
-        let alone = soaked.iter().any(|soaked| soaked.alone);
+        let alone = ring.alone.contains(&name) || soaked.iter().any(|soaked| soaked.alone);
         Job { ring, executable, module, tests, seconds: time.seconds, share: time.share(), alone, limit }
     };
     modules.into_iter().map(job).collect()

@@ -21,6 +21,8 @@ pub(crate) struct Soaked {
 pub(crate) struct Ring {
     pub(crate) name: &'static str,
     pub(crate) packages: &'static [&'static str],
+    /// Modules of integration tests that measure, or count losses: nothing runs beside them.
+    pub(crate) alone: &'static [&'static str],
     /// Tests that are too long for every run: `cargo xtask test soak` runs them.
     pub(crate) soak: &'static [Soaked],
     /// Only when it is named: a cluster of real nodes needs the machine to itself.
@@ -70,6 +72,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "testbed-cache",
             "xtask",
         ],
+        alone: &[],
         soak: &[
             Soaked {
                 package: "testbed-simulation",
@@ -107,6 +110,7 @@ pub(crate) const RINGS: &[Ring] = &[
             "fairlead-port-mapping",
             "fairlead-bench",
         ],
+        alone: &[],
         soak: &[],
         only_by_name: false,
         limit: Duration::from_secs(3 * MINUTE),
@@ -116,6 +120,7 @@ pub(crate) const RINGS: &[Ring] = &[
     Ring {
         name: "kube",
         packages: &["testbed-kube"],
+        alone: &[],
         soak: &[],
         only_by_name: false,
         limit: Duration::from_secs(4 * MINUTE),
@@ -125,6 +130,7 @@ pub(crate) const RINGS: &[Ring] = &[
     Ring {
         name: "vm",
         packages: &["testbed-vm"],
+        alone: &[],
         soak: &[],
         only_by_name: false,
         limit: Duration::from_secs(6 * MINUTE),
@@ -134,6 +140,7 @@ pub(crate) const RINGS: &[Ring] = &[
     Ring {
         name: "demo",
         packages: &["fairlead-demo"],
+        alone: &[],
         soak: &[
             Soaked {
                 package: "fairlead-demo",
@@ -152,6 +159,9 @@ pub(crate) const RINGS: &[Ring] = &[
     Ring {
         name: "nodes",
         packages: &["testbed-nodes"],
+        // The conformance tests run beside the others, outside of the cgroups of pods, which get little of a busy processor then. Those
+        // of egress send most, and allow no loss: they come last.
+        alone: &["egress"],
         soak: &[Soaked {
             package: "testbed-nodes",
             name: "mesh::relay::a_managed_relay_is_rolled_out_under_traffic",
