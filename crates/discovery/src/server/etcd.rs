@@ -143,6 +143,16 @@ impl Etcd {
         }
     }
 
+    /// Whether a session that failed before everything was read may have failed for want of a client certificate: by the connection, not by
+    /// an answer.
+    fn may_lack_certificate(&self, member: &EtcdEndpoint, status: &Status) -> bool {
+        let is_of_connection = std::error::Error::source(status).is_some();
+        is_of_connection
+            && member.has_tls()
+            && self.credentials.certificate.is_none()
+            && self.not_ready().is_some()
+    }
+
     /// Reads all of etcd again, after a change of what is accepted: keys left out before may be accepted now.
     pub(super) fn relist(&self) {
         self.relist.notify_one();

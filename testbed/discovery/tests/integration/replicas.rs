@@ -300,7 +300,7 @@ async fn etcd_is_reached_over_tls_with_a_client_certificate() {
         without
             .readiness(false)
             .await
-            .filter(|reason| reason.contains("cannot connect") || reason.contains("ertificate"))
+            .filter(|reason| reason.contains("cannot connect") || reason.contains("--etcd-cert-file"))
     })
     .await;
     assert!(reason.contains("etcd"), "{reason}");

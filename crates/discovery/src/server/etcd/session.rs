@@ -48,6 +48,11 @@ enum SessionError {
     Compacted,
     #[error("cannot connect to {member}: {reason}")]
     Connect { member: EtcdEndpoint, reason: String },
+    #[error(
+        "{member} ended the connection without an answer; if it wants a client certificate, name one with --etcd-cert-file and \
+         --etcd-key-file: {reason}"
+    )]
+    NoCertificate { member: EtcdEndpoint, reason: String },
     #[error("no endpoint")]
     NoEndpoint,
     #[error("what is accepted has changed, and everything is listed")]
@@ -129,6 +134,10 @@ async fn session(etcd: &Etcd, shared: &Shared, member: &EtcdEndpoint, seen: &mut
     };
     match session.follow(etcd, shared, seen).await {
         Ok(never) => match never {},
+        // With TLS 1.3 the connection is there before etcd misses the certificate, and what it says of that may not arrive.
+        Err(SessionError::Status(status)) if etcd.may_lack_certificate(member, &status) => {
+            SessionError::NoCertificate { member: member.clone(), reason: in_words(&status) }
+        }
         Err(error) => error,
     }
 }
