@@ -30,17 +30,7 @@ use crate::routing_ids::RoutingIds;
 use crate::uplink::{HostNetwork, Ignored, answer_for_neighbours, has_ipv6};
 
 pub use announcement::{announce, announcement};
-
-/// A source address, and the gateway pod that holds it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Source {
-    /// The address.
-    pub address: IpAddr,
-    /// The address of the pod, of the same family.
-    pub pod: IpAddr,
-    /// Index of the link that leads to the pod.
-    pub link: u32,
-}
+pub use fairlead_api::source_address::Source;
 
 /// A link of this node to a network of other hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -215,7 +215,7 @@ impl Announcer {
         now: Instant,
     ) {
         let ids = self.deps.ids;
-        let sources: Vec<Source> = plan.announced.values().map(source).collect();
+        let sources: Vec<Source> = plan.announced.values().map(|announced| announced.source).collect();
         let (wanted, left) = (sources.clone(), kept.clone());
         let apply = move || {
             let done = source_addresses::sync(ids, &wanted, &left, &found);
@@ -265,7 +265,7 @@ impl Announcer {
         now: Instant,
     ) {
         self.report(&[Problem::Refused { error: error.to_string() }].into());
-        let sources = self.announced.values().map(source).collect();
+        let sources = self.announced.values().map(|announced| announced.source).collect();
         let again = now.checked_add(RETRY_INTERVAL).unwrap_or(now);
         self.compared = Some(Compared { inputs, kept, sources, has_failed: true, again });
     }
@@ -321,12 +321,6 @@ impl Announcer {
     fn ignored(&self) -> Ignored {
         Ignored { links: (self.deps.mesh_devices)(), ..Ignored::default() }
     }
-}
-
-/// A source address as the kernel gets it.
-fn source(announced: &Announced) -> Source {
-    let plan::Source { address, pod, link } = announced.source;
-    Source { address, pod, link }
 }
 
 /// A panic on a thread that may block is one here.
