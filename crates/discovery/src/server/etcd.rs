@@ -147,10 +147,7 @@ impl Etcd {
     /// an answer.
     fn may_lack_certificate(&self, member: &EtcdEndpoint, status: &Status) -> bool {
         let is_of_connection = std::error::Error::source(status).is_some();
-        is_of_connection
-            && member.has_tls()
-            && self.credentials.certificate.is_none()
-            && self.not_ready().is_some()
+        is_of_connection && member.has_tls() && self.credentials.certificate.is_none() && !self.is_connected()
     }
 
     /// Reads all of etcd again, after a change of what is accepted: keys left out before may be accepted now.
@@ -159,8 +156,11 @@ impl Etcd {
     }
 
     pub(super) fn snapshot(&self, position: i64) -> EtcdSnapshot {
-        let is_connected = matches!(*lock(&self.connection), Connection::Live(_));
-        self.statistics.snapshot(is_connected, position)
+        self.statistics.snapshot(self.is_connected(), position)
+    }
+
+    fn is_connected(&self) -> bool {
+        matches!(*lock(&self.connection), Connection::Live(_))
     }
 
     fn live(&self) -> Result<Live, String> {
