@@ -12,7 +12,7 @@ pub fn declare<M: Metric + Clone + Default>(registry: &mut Registry, name: &str,
     register(registry, name, help, M::default())
 }
 
-/// The same for a metric that exists.
+/// Registers a metric that has values, and returns the handle by which it is changed.
 pub fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
     registry.register(name, help, metric.clone());
     metric

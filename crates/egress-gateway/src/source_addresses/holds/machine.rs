@@ -21,7 +21,7 @@ impl Machine {
         Self { start: Instant::now(), hold: Mutex::new(Hold::new(pod)) }
     }
 
-    /// That of a gateway that knows its members and the Leases of all slots, and has sent a heartbeat.
+    /// The machine of a gateway that knows its members and the Leases of all slots, and has sent a heartbeat.
     pub(crate) fn among(pod: &str, members: &BTreeSet<String>, leases: &[hold::Lease]) -> Self {
         let machine = Self::new(pod);
         machine.with(|hold, now| {
@@ -44,7 +44,7 @@ impl Machine {
         work(&mut hold, now)
     }
 
-    /// When its clock shows this time.
+    /// The instant at which the clock of the machine shows `time`; `None` beyond what an `Instant` can be.
     pub(crate) fn instant(&self, time: Duration) -> Option<Instant> {
         self.start.checked_add(time)
     }
