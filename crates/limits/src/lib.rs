@@ -3,6 +3,7 @@
 //! * [`network`] says by what a caller is limited.
 //! * [`TokenBucket`] is a rate with a burst, [`SourceBuckets`] one for each source, in bounded memory.
 //! * [`ConnectionTable`] bounds what a server has open, in all and of one source.
+//! * [`ReplayWindow`] lets each counter of authenticated messages pass once.
 //! * [`Backoff`] and [`doubled`] say how long to wait after failures.
 //!
 //! Without I/O: time and randomness are arguments, and who waits or closes is the caller's. Not here: the handshake limiter of
@@ -11,6 +12,7 @@
 mod backoff;
 mod bucket;
 mod connections;
+mod replay;
 mod sources;
 
 use std::net::{IpAddr, Ipv6Addr};
@@ -18,6 +20,7 @@ use std::net::{IpAddr, Ipv6Addr};
 pub use backoff::{Backoff, doubled, part};
 pub use bucket::{Moment, Rate, TokenBucket};
 pub use connections::{ConnectionTable, Counted};
+pub use replay::ReplayWindow;
 pub use sources::SourceBuckets;
 
 /// Source by which a caller is limited: its IPv4 address, also of an IPv4 client of a dual-stack socket, or the network (/64) of its

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use fairlead_keys::{PrivateKey, PublicKey};
-use fairlead_limits::{Rate, TokenBucket};
+use fairlead_limits::{Rate, ReplayWindow, TokenBucket};
 use fairlead_wire::probe::{Epoch, Header, Message, ProbeKeys, SenderTag};
 
 /// Identity with which this node sends probes.
@@ -27,8 +27,8 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// Counters that a receiver remembers below the highest one.
-const WINDOW: u32 = 64;
+/// Words of a replay window: it remembers the 64 counters below the greatest.
+const WINDOW_WORDS: usize = 2;
 /// Requests of an epoch that no answer has confirmed, per second.
 const MAX_UNCONFIRMED: u32 = 4;
 /// Requests of one peer that are answered, per second.
@@ -95,32 +95,22 @@ impl PerSecond {
     }
 }
 
-/// The counters of an epoch that were seen (RFC 6479).
-#[derive(Debug, Clone, Copy)]
+/// Counters of an epoch that were seen.
+#[derive(Debug)]
 struct Window {
     epoch: Epoch,
-    highest: u64,
-    /// Bit n is counter `highest - n`.
-    seen: u64,
+    seen: ReplayWindow,
 }
 
 impl Window {
     fn new(epoch: Epoch, counter: u64) -> Self {
-        Self { epoch, highest: counter, seen: 1 }
+        let mut window = Self { epoch, seen: ReplayWindow::new(WINDOW_WORDS, u64::MAX) };
+        window.accept(counter);
+        window
     }
 
     fn accept(&mut self, counter: u64) -> bool {
-        if let Some(ahead) = counter.checked_sub(self.highest).filter(|ahead| *ahead > 0) {
-            let shifted = u32::try_from(ahead).ok().and_then(|ahead| self.seen.checked_shl(ahead));
-            self.seen = shifted.unwrap_or_default() | 1;
-            self.highest = counter;
-            return true;
-        }
-        let behind = u32::try_from(self.highest.saturating_sub(counter)).unwrap_or(WINDOW);
-        let Some(bit) = 1_u64.checked_shl(behind) else { return false };
-        let is_new = self.seen & bit == 0;
-        self.seen |= bit;
-        is_new
+        self.seen.check_and_record(counter)
     }
 }
 
@@ -164,7 +154,7 @@ impl Received {
 
     /// An answer to a request of this node carried this header: no recorded datagram can.
     fn confirm(&mut self, header: &Header) {
-        if self.confirmed.is_some_and(|window| window.epoch == header.epoch) {
+        if self.confirmed.as_ref().is_some_and(|window| window.epoch == header.epoch) {
             return;
         }
         let known = self.unconfirmed.take().filter(|window| window.epoch == header.epoch);
@@ -358,13 +348,13 @@ impl Probing {
 
     /// Whether an answer to a request of this node has carried this epoch: the datagram is no recording of an earlier run.
     pub(crate) fn is_confirmed(&self, peer: &PublicKey, header: &Header) -> bool {
-        let confirmed = self.peers.get(peer).and_then(|peer| peer.received.confirmed);
+        let confirmed = self.peers.get(peer).and_then(|peer| peer.received.confirmed.as_ref());
         confirmed.is_some_and(|window| window.epoch == header.epoch)
     }
 
     /// Whether the datagram is not of another epoch than the one that an answer to a request of this node has carried, if any has.
     pub(crate) fn is_current(&self, peer: &PublicKey, header: &Header) -> bool {
-        let confirmed = self.peers.get(peer).and_then(|peer| peer.received.confirmed);
+        let confirmed = self.peers.get(peer).and_then(|peer| peer.received.confirmed.as_ref());
         confirmed.is_none_or(|window| window.epoch == header.epoch)
     }
 

@@ -114,7 +114,7 @@ impl fmt::Debug for SendKey {
 }
 
 /// Decrypts what is received in a session, on several threads at once. Which counters may still come,
-/// [`ReplayWindow`](crate::ReplayWindow) knows.
+/// [`ReplayWindow`](fairlead_limits::ReplayWindow) knows.
 pub struct ReceiveKey {
     key: LessSafeKey,
     local_index: u32,

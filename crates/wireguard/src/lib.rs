@@ -20,7 +20,6 @@ mod mac;
 mod message;
 mod now;
 mod random;
-mod replay;
 mod session;
 mod timers;
 mod tunnel;
@@ -37,6 +36,5 @@ pub use message::{
 };
 pub use now::Now;
 pub use random::{Random, SystemRandom};
-pub use replay::ReplayWindow;
 pub use timers::Due;
 pub use tunnel::{Sealer, Tunnel};

@@ -5,15 +5,19 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fairlead_limits::ReplayWindow;
 use zeroize::Zeroizing;
 
 use crate::error::Error;
 use crate::handshake::SessionKeys;
-use crate::keys::{Decrypted, ReceiveKey, SendKey};
-use crate::replay::ReplayWindow;
+use crate::keys::{Decrypted, REJECT_AFTER_MESSAGES, ReceiveKey, SendKey};
 
 /// Age at which a session can be used no more (`REJECT_AFTER_TIME`, WireGuard paper 6.1).
 pub(crate) const REJECT_AFTER_TIME: Duration = Duration::from_secs(180);
+/// Words of the replay window (WireGuard paper 5.4.6): 8,192 bits, the kernel's `COUNTER_BITS_TOTAL` in `messages.h`.
+const WINDOW_WORDS: usize = 128;
+/// Words of the window of a session that is only used by messages still under way when the next one began: 2,048 bits.
+const RETIRED_WINDOW_WORDS: usize = 32;
 
 /// Keys from one handshake. Its memory is kept small, because a node has two sessions with every peer.
 #[derive(Debug)]
@@ -63,7 +67,7 @@ impl Session {
             created: now,
             sending,
             receive: Arc::new(ReceiveKey::new(&keys.receive, keys.local_index)),
-            window: ReplayWindow::new(),
+            window: ReplayWindow::new(WINDOW_WORDS, REJECT_AFTER_MESSAGES),
         })
     }
 
@@ -77,7 +81,7 @@ impl Session {
     /// Retires the session when a newer one takes over: only messages under way are still received in it.
     pub(crate) fn retired(mut self: Box<Self>) -> Box<Self> {
         self.sending = Sending::Over;
-        self.window.reduce();
+        self.window.reduce(RETIRED_WINDOW_WORDS);
         self
     }
 

@@ -176,7 +176,8 @@ fn a_window_takes_each_counter_once() {
     let mut window = Window::new(Epoch([0; 16]), 100);
     assert!(!window.accept(100));
     assert!(window.accept(99) && !window.accept(99));
-    assert!(window.accept(37) && !window.accept(36), "64 counters");
-    assert!(window.accept(u64::MAX) && !window.accept(u64::MAX) && !window.accept(100));
-    assert!(window.accept(u64::MAX - 63));
+    assert!(window.accept(36) && !window.accept(35), "64 counters");
+    assert!(window.accept(u64::MAX - 1) && !window.accept(u64::MAX - 1) && !window.accept(100));
+    assert!(window.accept(u64::MAX - 65) && !window.accept(u64::MAX - 66));
+    assert!(!window.accept(u64::MAX), "a counter that no message may have");
 }

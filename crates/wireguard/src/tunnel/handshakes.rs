@@ -120,13 +120,13 @@ impl Tunnel {
         self.previous = last.or(self.previous.take()).map(Session::retired);
     }
 
-    /// The responder's half. Of the older sessions only those stay in which the peer may still be sending.
+    /// The responder's half. Of the older sessions only those stay in which the peer may still be sending, or may begin to.
     fn await_confirmation(&mut self, keys: &SessionKeys, now: Instant) {
         let last = self.next.replace(Session::new(keys, now));
         if self.current.as_ref().is_none_or(|current| current.is_used()) {
             self.previous = None;
         } else if self.previous.is_none() {
-            self.previous = last.filter(|last| last.is_retired());
+            self.previous = last;
         }
     }
 }

@@ -1,46 +1,41 @@
-//! Replay window: the counters of a session that have been received (WireGuard paper 5.4.6).
+//! Replay window: the counters of authenticated messages that have been received.
 //!
 //! The sliding window of RFC 6479: a ring of 64-bit words, of which the oldest is cleared when a newer one is needed, so no bits are
-//! shifted. Size and rules are those of the kernel (`counter_validate` in `drivers/net/wireguard/receive.c`, `enum counter_values`
-//! in `messages.h`).
-
-use crate::keys::REJECT_AFTER_MESSAGES;
+//! shifted. Its rules are those of the kernel's WireGuard (`counter_validate` in `drivers/net/wireguard/receive.c`).
 
 const WORD_BITS: u64 = u64::BITS as u64;
-/// 8,192 bits, the kernel's `COUNTER_BITS_TOTAL`.
-const MAX_WORDS: usize = 128;
-/// 2,048 bits: what a session keeps that is only used by messages still under way when the next one began.
-const REDUCED_WORDS: usize = 32;
 /// The first allocation: 512 counters, which a session that only carries keepalives never exceeds.
 const MIN_WORDS: usize = 8;
 
-/// The counters that a session has received: each passes once, and none that is more than 8,128 older than the greatest.
+/// Counters that were received: each passes once, and none that is older than the greatest by more than the window remembers.
 ///
-/// It takes memory as counters grow, 1 KiB at most: a session without traffic needs 64 bytes.
+/// Memory grows with the counters, up to the words of the window: the first 512 counters need 64 bytes.
 #[derive(Debug)]
 pub struct ReplayWindow {
     /// A ring whose length is a power of two and at most `limit`. While it is shorter, it has a bit for every counter there was.
     words: Box<[u64]>,
     limit: usize,
+    end: u64,
     greatest: Option<u64>,
 }
 
 impl ReplayWindow {
-    /// A window that has seen no counter.
-    pub fn new() -> Self {
-        Self { words: Box::default(), limit: MAX_WORDS, greatest: None }
+    /// A window of `words` words of 64 counters, rounded up to a power of two, that has seen no counter. It remembers 64 counters less
+    /// than it has bits, and refuses counters from `end` on.
+    pub fn new(words: usize, end: u64) -> Self {
+        Self { words: Box::default(), limit: words.max(1).next_power_of_two(), end, greatest: None }
     }
 
     /// Whether no counter has been recorded.
     #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.greatest.is_none()
     }
 
     /// Whether [`Self::check_and_record`] would accept `counter`.
     #[inline]
     fn is_new(&self, counter: u64) -> bool {
-        if counter >= REJECT_AFTER_MESSAGES {
+        if counter >= self.end {
             return false;
         }
         match self.greatest.map(|greatest| greatest.checked_sub(counter)) {
@@ -54,7 +49,7 @@ impl ReplayWindow {
     }
 
     /// Records the counter of a message that was authenticated. False if it must be dropped: the counter was recorded before, is
-    /// too old to tell, or is not below `REJECT_AFTER_MESSAGES`.
+    /// too old to tell, or is not below the end.
     #[inline]
     pub fn check_and_record(&mut self, counter: u64) -> bool {
         if !self.is_new(counter) {
@@ -70,22 +65,21 @@ impl ReplayWindow {
         true
     }
 
-    /// Keeps only the newest 1,984 counters: older ones are no longer accepted. It frees three quarters of the memory.
-    pub(crate) fn reduce(&mut self) {
-        self.limit = REDUCED_WORDS;
-        if self.words.len() <= REDUCED_WORDS {
+    /// Reduces the window to `words` words, rounded up to a power of two: older counters are no longer accepted, and their memory is free.
+    pub fn reduce(&mut self, words: usize) {
+        self.limit = self.limit.min(words.max(1).next_power_of_two());
+        if self.words.len() <= self.limit {
             return;
         }
-        let mut words = vec![0; REDUCED_WORDS].into_boxed_slice();
+        let mut kept = vec![0; self.limit].into_boxed_slice();
         let newest = word_of(self.greatest.unwrap_or_default());
-        for number in newest.saturating_sub(REDUCED_WORDS as u64 - 1)..=newest {
-            if let (Some(to), Some(from)) =
-                (words.get_mut(slot(number, REDUCED_WORDS)), self.words.get(slot(number, self.words.len())))
-            {
+        for number in newest.saturating_sub(self.limit as u64 - 1)..=newest {
+            let from = self.words.get(slot(number, self.words.len()));
+            if let (Some(to), Some(from)) = (kept.get_mut(slot(number, self.limit)), from) {
                 *to = *from;
             }
         }
-        self.words = words;
+        self.words = kept;
     }
 
     /// Largest distance of a counter from the greatest one. It is a word less than the ring has: the newest word is not complete.
@@ -120,19 +114,13 @@ impl ReplayWindow {
     /// No counter has exceeded the ring yet, so every word keeps its place.
     #[cold]
     fn grow(&mut self, newest: u64) {
-        let needed = usize::try_from(newest).unwrap_or(MAX_WORDS).saturating_add(1);
-        let length = needed.clamp(MIN_WORDS, self.limit).next_power_of_two();
+        let needed = usize::try_from(newest).unwrap_or(self.limit).saturating_add(1);
+        let length = needed.clamp(MIN_WORDS.min(self.limit), self.limit).next_power_of_two();
         let mut words = vec![0; length].into_boxed_slice();
         for (to, from) in words.iter_mut().zip(&self.words) {
             *to = *from;
         }
         self.words = words;
-    }
-}
-
-impl Default for ReplayWindow {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
