@@ -163,7 +163,7 @@ impl Birthdays {
         if side == BirthdaySide::BothSymmetric {
             return self.attempt.is_none() && self.measure(now, peer, target, PeerPorts::NotTold);
         }
-        if self.attempt.is_some() || !self.take_budget(now, SOCKETS.into()) {
+        if self.attempt.is_some() || !self.has_budget(now, SOCKETS.into()) {
             return false;
         }
         self.attempt = Some(Attempt::new(now, peer, side, target, Stage::Asking));
@@ -206,7 +206,7 @@ impl Birthdays {
                 self.measure(now, peer, target, PeerPorts::Told(ports));
             }
             (Some(side @ BirthdaySide::PortRestricted), Some(target))
-                if self.take_budget(now, ports::MAX_REQUESTS) =>
+                if self.has_budget(now, ports::MAX_REQUESTS) =>
             {
                 let ports = ports::random_ports(&mut self.random);
                 let stage = Stage::Searching(Searching::new(now, target.ip(), ports));
@@ -316,6 +316,7 @@ impl Birthdays {
         let elapsed = now.saturating_sub(attempt.began);
         let mut end = None;
         let mut is_measured = false;
+        let queued = self.actions.len();
         match &mut attempt.stage {
             Stage::Asking => end = (elapsed >= MAX_SILENCE).then_some(BirthdayOutcome::PeerSilent),
             Stage::Following(following) => {
@@ -346,6 +347,9 @@ impl Birthdays {
                 end = searching.end(now);
             }
         }
+        let requests = u32::try_from(self.actions.len().saturating_sub(queued)).unwrap_or(u32::MAX);
+        let spent = self.spent(now);
+        *spent = spent.saturating_add(requests);
         match end {
             Some(outcome) => self.finish(now, outcome),
             None if is_measured => self.conclude_measuring(now),
@@ -464,16 +468,17 @@ impl Birthdays {
         }
     }
 
-    fn take_budget(&mut self, now: Duration, requests: u32) -> bool {
+    /// Whether the budget has room for an attempt that sends so many requests at most.
+    fn has_budget(&mut self, now: Duration, requests: u32) -> bool {
+        self.spent(now).saturating_add(requests) <= BUDGET
+    }
+
+    /// Requests that attempts have sent in the current period.
+    fn spent(&mut self, now: Duration) -> &mut u32 {
         if now.saturating_sub(self.spent.0) >= BUDGET_PERIOD {
             self.spent = (now, 0);
         }
-        let spent = self.spent.1.saturating_add(requests);
-        let is_free = spent <= BUDGET;
-        if is_free {
-            self.spent.1 = spent;
-        }
-        is_free
+        &mut self.spent.1
     }
 }
 

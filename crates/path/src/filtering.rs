@@ -257,7 +257,7 @@ mod tests {
 
     /// A NAT in front of the agent: what arrives of the relay's answers.
     #[derive(Clone, Copy)]
-    struct Way {
+    struct NatFilter {
         first: bool,
         other: bool,
     }
@@ -276,7 +276,7 @@ mod tests {
             Self { agent, now: SECOND, requests: 0, tests: 0 }
         }
 
-        fn run(&mut self, seconds: u32, way: Way) {
+        fn run(&mut self, seconds: u32, filter: NatFilter) {
             let end = self.now + seconds * SECOND;
             while let Some(at) = self.agent.poll_timeout().filter(|at| *at <= end) {
                 assert!(at >= self.now || self.agent.poll_timeout() == Some(at));
@@ -290,10 +290,10 @@ mod tests {
                     if parsed.request.change_port {
                         assert!(parsed.is_authentic(&relay().key) && parsed.request.user == Some([1; 8]));
                         self.tests += 1;
-                        if way.other {
+                        if filter.other {
                             self.agent.handle_datagram(self.now, None, relay().other, &mapped);
                         }
-                    } else if way.first {
+                    } else if filter.first {
                         self.agent.handle_datagram(self.now, None, relay().server, &mapped);
                     }
                 }
@@ -312,13 +312,13 @@ mod tests {
             [(true, Filtering::PortIndependent), (false, Filtering::AddressAndPortDependent)]
         {
             let mut bed = Bed::new();
-            bed.run(4, Way { first: true, other });
+            bed.run(4, NatFilter { first: true, other });
             assert!(bed.has_news());
             assert_eq!(bed.agent.filtering(), Some(expected));
             let mapped = StunAnswer::Mapped("198.51.100.7:40000".parse().unwrap());
             assert_eq!(bed.agent.stun_answers(), [(relay().server, mapped)].into());
             assert_eq!(bed.tests, if other { 1 } else { 3 });
-            bed.run(500, Way { first: true, other });
+            bed.run(500, NatFilter { first: true, other });
             assert!(!bed.has_news() && bed.tests <= 3, "the same is no news, and not tested again soon");
             assert!((20..=32).contains(&bed.requests), "about every 23 s: {}", bed.requests);
         }
@@ -327,11 +327,11 @@ mod tests {
     #[test]
     fn what_is_unknown_replaces_nothing_that_is_known() {
         let mut bed = Bed::new();
-        bed.run(60, Way { first: false, other: false });
+        bed.run(60, NatFilter { first: false, other: false });
         assert_eq!((bed.agent.filtering(), bed.agent.stun_answers().len()), (None, 0));
-        bed.run(600, Way { first: true, other: false });
+        bed.run(600, NatFilter { first: true, other: false });
         assert_eq!(bed.agent.filtering(), Some(Filtering::AddressAndPortDependent));
-        bed.run(1200, Way { first: false, other: false });
+        bed.run(1200, NatFilter { first: false, other: false });
         assert_eq!(bed.agent.filtering(), Some(Filtering::AddressAndPortDependent));
         assert_eq!(bed.agent.stun_answers().len(), 0, "the mapping may be gone");
         bed.agent.set_relay_stun(bed.now, None);
@@ -342,16 +342,16 @@ mod tests {
     #[test]
     fn another_network_is_tested_at_once() {
         let mut bed = Bed::new();
-        bed.run(60, Way { first: true, other: true });
+        bed.run(60, NatFilter { first: true, other: true });
         bed.agent.network_changed(bed.now);
-        bed.run(4, Way { first: true, other: false });
+        bed.run(4, NatFilter { first: true, other: false });
         assert_eq!(bed.agent.filtering(), Some(Filtering::AddressAndPortDependent));
         assert!(bed.has_news());
         // No more often than once a second, whatever the network does.
         let before = bed.requests;
         for _ in 0..10 {
             bed.agent.network_changed(bed.now);
-            bed.run(0, Way { first: true, other: true });
+            bed.run(0, NatFilter { first: true, other: true });
         }
         assert!(bed.requests - before <= 2, "{}", bed.requests - before);
     }

@@ -336,7 +336,9 @@ impl Prober {
         let current = self.paths.in_use().filter(|path| !path.has_failed);
         let (best, reason) = match current.filter(|_| self.traffic.session.is_up) {
             Some(current) if self.is_controlling => {
-                let is_free = |path: &&Path| self.moves.may_move(now, path.tier() < current.tier());
+                let is_free = |path: &&Path| {
+                    self.moves.may_move(now, path.candidate.address, path.tier() < current.tier())
+                };
                 let better = fresh().filter(|path| path.is_better_than(current)).filter(is_free);
                 let fastest = better.min_by_key(|path| (path.tier(), path.round_trip()));
                 (fastest, EndpointReason::BetterPath)

@@ -124,17 +124,22 @@ fn an_idle_session_is_left_on_the_relay() {
 }
 
 #[test]
-fn a_path_that_is_lost_is_found_again_and_its_socket_closed() {
-    let mut world = world(true, DEFAULT);
-    time_to_direct(&mut world, 30 * SECOND).expect("still relayed");
-    world.run(10 * SECOND);
-    let before = world.nodes[0].kept.clone();
-    world.network.routers[0].rebind();
-    world.run(60 * SECOND);
-    assert!(is_direct(&world));
-    let after = &world.nodes[0].kept;
-    assert_eq!(after.len(), 1);
-    assert_ne!(*after, before);
+fn a_path_that_is_lost_is_found_again_as_fast_and_its_socket_closed() {
+    for first_is_symmetric in [true, false] {
+        let symmetric = usize::from(!first_is_symmetric);
+        let mut world = world(first_is_symmetric, DEFAULT);
+        time_to_direct(&mut world, 30 * SECOND).expect("still relayed");
+        world.run(10 * SECOND);
+        let before = world.nodes[symmetric].kept.clone();
+        world.network.routers[symmetric].rebind();
+        let took = time_to_direct(&mut world, 30 * SECOND).expect("relayed again");
+        assert!(took <= 3 * SECOND, "{took:?}");
+        world.run(60 * SECOND);
+        assert!(is_direct(&world));
+        let after = &world.nodes[symmetric].kept;
+        assert_eq!(after.len(), 1);
+        assert_ne!(*after, before);
+    }
 }
 
 /// `FAIRLEAD_SIMULATION_SEEDS` runs more of them.

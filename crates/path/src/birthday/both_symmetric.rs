@@ -37,7 +37,7 @@ impl Birthdays {
         target: SocketAddr,
         their: PeerPorts,
     ) -> bool {
-        let is_allowed = self.take_budget(now, measuring::SOCKETS.into());
+        let is_allowed = self.has_budget(now, measuring::SOCKETS.into());
         if is_allowed {
             let stage = Stage::Measuring(Measuring::new(now, self.stun_server, their));
             let attempt = Attempt::new(now, peer, BirthdaySide::BothSymmetric, target, stage);
@@ -90,7 +90,7 @@ impl Birthdays {
 
     /// Both nodes know what the other one's NAT does. Without a budget nothing is sent, and the attempt ends as one without the peer.
     pub(super) fn try_ports(&mut self, now: Duration, their: Option<PortSequence>) {
-        if !self.take_budget(now, ports::MAX_REQUESTS) {
+        if !self.has_budget(now, ports::MAX_REQUESTS) {
             return;
         }
         let Some(attempt) = &mut self.attempt else { return };

@@ -32,12 +32,12 @@ pub(super) struct Verdict {
 
 /// Ways on which the peer has reached this node: by its sockets, or by endpoints of the peer.
 #[derive(Debug)]
-pub(super) struct Confirming<Way> {
-    heard: BTreeMap<Way, Heard>,
-    chosen: Option<Way>,
+pub(super) struct Confirming<Route> {
+    heard: BTreeMap<Route, Heard>,
+    chosen: Option<Route>,
 }
 
-impl<Way: Copy + Ord> Confirming<Way> {
+impl<Route: Copy + Ord> Confirming<Route> {
     pub(super) fn new() -> Self {
         Self { heard: BTreeMap::new(), chosen: None }
     }
@@ -47,7 +47,7 @@ impl<Way: Copy + Ord> Confirming<Way> {
     }
 
     /// The peer has reached this node: it is asked back.
-    pub(super) fn handle_request(&mut self, way: Way, random: &mut StdRng) -> Option<TransactionId> {
+    pub(super) fn handle_request(&mut self, way: Route, random: &mut StdRng) -> Option<TransactionId> {
         if self.heard.len() >= MAX_WAYS && !self.heard.contains_key(&way) {
             return None;
         }
@@ -61,7 +61,7 @@ impl<Way: Copy + Ord> Confirming<Way> {
     }
 
     /// The peer tries each port once, and asks again only on the way that it has chosen.
-    pub(super) fn handle_answer(&mut self, way: Way, transaction: TransactionId) -> Option<Verdict> {
+    pub(super) fn handle_answer(&mut self, way: Route, transaction: TransactionId) -> Option<Verdict> {
         let heard = self.heard.get_mut(&way)?;
         if !heard.pending.remove(&transaction) {
             return None;

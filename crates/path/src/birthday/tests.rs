@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use super::limits::PACE;
+use super::limits::{CONFIRMATIONS, PACE};
 use super::*;
 use crate::nat::NatType;
 
@@ -143,6 +143,34 @@ fn attempts_that_find_no_port_come_ever_more_rarely_and_within_a_budget() {
     }
     let spent = birthdays.outcomes().get(&BirthdayOutcome::NoPortFound).copied().unwrap_or_default();
     assert!(spent <= 6 + 10, "{spent}");
+}
+
+/// Answers requests from one port until it is used.
+fn answer(birthdays: &mut Birthdays, from: Duration) {
+    for round in 1..=u32::from(CONFIRMATIONS) {
+        let now = from + PACE * round;
+        birthdays.handle_timeout(now);
+        let requested = std::iter::from_fn(|| birthdays.poll_action()).filter_map(|action| match action {
+            Action::Request { to, transaction, .. } => Some((to, transaction)),
+            _ => None,
+        });
+        let (to, transaction) = requested.last().unwrap();
+        assert!(birthdays.handle_answer(now, &PEER, to, None, transaction));
+    }
+}
+
+#[test]
+fn an_attempt_costs_the_budget_what_it_has_sent() {
+    let mut birthdays = birthdays(BirthdaySide::PortRestricted);
+    for attempt in 0..20 {
+        birthdays.network_changed();
+        let now = SECOND * (10 + attempt * 10);
+        birthdays.handle_ask(now, PEER, Some(target()), None);
+        let sent = run(&mut birthdays, now, SECOND / 2, false);
+        assert!((150..=250).contains(&sent.len()), "{attempt}: {}", sent.len());
+        answer(&mut birthdays, now + SECOND / 2);
+        assert_eq!(birthdays.outcomes().get(&BirthdayOutcome::Found), Some(&u64::from(attempt + 1)));
+    }
 }
 
 #[test]

@@ -45,6 +45,7 @@ impl Prober {
 
     /// An attempt has found this address: it is asked like any other path.
     pub(crate) fn add_found(&mut self, now: Duration, address: SocketAddr) {
+        self.moves.add_found(address);
         let may_use = self.network.may_use(address);
         match self.paths.to_mut(address) {
             Some(path) => {

@@ -6,6 +6,7 @@ use super::paths::MAX_REFLEXIVE;
 use super::*;
 use crate::candidates::Source;
 
+mod birthday;
 mod doubt;
 mod full_size;
 mod handshake;
