@@ -1,10 +1,11 @@
-//! Connections over TCP and TLS, for Fairlead's servers (relay, discovery, egress gateways, metrics) and their clients.
+//! Connections over TCP and TLS, and runs of UDP datagrams, for Fairlead's servers (relay, discovery, egress gateways, metrics) and their clients.
 //!
 //! * [`Certificate`] is what a server presents, read again when its files change.
 //! * [`system_roots`] and [`trust`] are the authorities that a client trusts.
 //! * [`listen`] and [`dial`] make TCP connections; [`accept_all`] serves them, after a [`handshake`] of bounded time.
 //! * [`AnyCertificate`] is for servers that are known by their key.
 //! * [`proxy`] leads a client through an HTTP proxy.
+//! * [`udp_runs`] says which datagrams one call may send.
 //!
 //! Files come from the operator, answers from the network. Not here: protocols inside TLS, what a name must be, and
 //! limits (`fairlead-limits`).
@@ -13,6 +14,7 @@ mod any_certificate;
 mod certificate;
 pub mod proxy;
 mod tcp;
+pub mod udp_runs;
 
 use std::io;
 use std::net::Ipv6Addr;

@@ -4,16 +4,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use fairlead_keys::PublicKey;
+use fairlead_transport::udp_runs::{Kind, MAX_BYTES, MAX_DATAGRAMS};
 use fairlead_wireguard::SendKey;
 
 use crate::ecn::Ecn;
 use crate::udp::Path;
 use crate::workers::{Work, Workers};
 
-/// Datagrams of one batch: `UDP_MAX_SEGMENTS` of `include/linux/udp.h` before Linux 6.9.
-const MAX_DATAGRAMS: usize = 64;
-/// Bytes of one batch: the kernel makes one UDP packet of a batch before it cuts it, and none over IPv4 has a longer payload.
-const MAX_BATCH: usize = 65_507;
 /// Bytes that wait in all; what comes then is lost, as in any full queue of a network.
 const MAX_WAITING: usize = 4 << 20;
 /// Buffers that are kept for the next batches.
@@ -30,7 +27,7 @@ pub(crate) struct Destination {
     pub(crate) ecn: Ecn,
 }
 
-/// Datagrams for one destination, all of one length but the last, which may be shorter.
+/// Datagrams for one destination and of one kind, all of one length but the last, which may be shorter.
 pub(crate) struct Batch {
     pub(crate) to: Destination,
     bytes: Vec<u8>,
@@ -42,6 +39,8 @@ pub(crate) struct Batch {
     waiting: usize,
     /// The key that they still have to be encrypted with: they have their counters.
     key: Option<Arc<SendKey>>,
+    /// No more datagrams are added: the next one is of another kind.
+    is_complete: bool,
 }
 
 impl Batch {
@@ -77,11 +76,12 @@ impl Batch {
 
     /// Whether another one of at most `length` bytes may follow.
     fn has_room(&self, key: Option<&Arc<SendKey>>, length: usize) -> bool {
-        self.key.as_ref().map(Arc::as_ptr) == key.map(Arc::as_ptr)
+        !self.is_complete
+            && self.key.as_ref().map(Arc::as_ptr) == key.map(Arc::as_ptr)
             && self.last_length == self.datagram_length
             && length <= self.datagram_length
             && self.datagrams < MAX_DATAGRAMS
-            && self.bytes.len().saturating_add(length) <= MAX_BATCH
+            && self.bytes.len().saturating_add(length) <= MAX_BYTES
     }
 }
 
@@ -144,6 +144,9 @@ impl Outbox {
 
     /// Appends a datagram as it is.
     pub(crate) fn push(&mut self, to: &Destination, datagram: &[u8]) {
+        if let Some(last) = self.batches.back_mut() {
+            last.is_complete |= Kind::of(&last.bytes) != Kind::of(datagram);
+        }
         self.append(to, datagram.len(), None, |bytes| bytes.extend_from_slice(datagram));
     }
 
@@ -158,8 +161,16 @@ impl Outbox {
         }
         let bytes = self.pool.pop().unwrap_or_default();
         let key = key.cloned();
-        let batch = Batch { to, bytes, datagram_length: 0, last_length: 0, datagrams: 0, waiting: 0, key };
-        self.batches.push_back(batch);
+        self.batches.push_back(Batch {
+            to,
+            bytes,
+            datagram_length: 0,
+            last_length: 0,
+            datagrams: 0,
+            waiting: 0,
+            key,
+            is_complete: false,
+        });
     }
 
     /// Encrypts what waits if other threads help; otherwise [`Self::pop_front`] and the beginning of the next batch do.
@@ -235,6 +246,15 @@ mod tests {
         assert_eq!(outbox.bytes(), 50);
         assert_eq!(lengths(&mut outbox), [vec![10, 10, 7], vec![7], vec![8, 8]]);
         assert!(outbox.is_empty() && outbox.bytes() == 0);
+    }
+
+    #[test]
+    fn another_kind_of_message_has_its_own_batch() {
+        let mut outbox = Outbox::default();
+        for kind in [1, 1, 2, 4, 4, 1] {
+            outbox.push_message(None, &path(1), &[kind, 0, 0, 0, 9, 9]);
+        }
+        assert_eq!(lengths(&mut outbox), [vec![6, 6], vec![6], vec![6, 6], vec![6]]);
     }
 
     #[test]

@@ -7,11 +7,11 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use fairlead_transport::udp_runs;
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{
-    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, getsockopt, recvmsg, sendmsg, setsockopt,
-    sockopt,
+    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, sendmsg, setsockopt, sockopt,
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -53,7 +53,7 @@ pub(crate) struct Sockets {
     v4: Socket,
     v6: Option<Socket>,
     port: u16,
-    /// The kernel knows `UDP_SEGMENT` (since Linux 4.18). One that does not sends a batch as one datagram, without an error.
+    /// The kernel cuts batches.
     sends_batches: bool,
 }
 
@@ -80,7 +80,7 @@ impl Sockets {
         let mut sockets = descriptors.into_iter().map(Socket::from);
         let missing = || Error::Listen { port, family: "IPv4", source: io::ErrorKind::NotFound.into() };
         let v4 = sockets.next().ok_or_else(missing)?;
-        let sends_batches = knows_batches(&v4);
+        let sends_batches = udp_runs::are_cut(&v4);
         let sockets = Self { v4, v6: sockets.next(), port, sends_batches };
         // The other process still sends by them, and has set its mark.
         if mark != 0 {
@@ -100,7 +100,7 @@ impl Sockets {
             }
             Err(error) => return Err(refused("IPv6")(error)),
         };
-        let sends_batches = knows_batches(&v4);
+        let sends_batches = udp_runs::are_cut(&v4);
         let sockets = Self { v4, v6, port, sends_batches };
         if mark != 0 {
             sockets.set_mark(mark)?;
@@ -153,7 +153,7 @@ impl Sockets {
         let segment = u16::try_from(length).ok().filter(|length| bytes.len() > usize::from(*length));
         if self.sends_batches || segment.is_none() {
             match send_with(socket, path, bytes, segment, ecn) {
-                Err(error) if segment.is_some() && goes_singly(&error) => {}
+                Err(error) if segment.is_some() && udp_runs::go_singly(&error) => {}
                 result => return result,
             }
         }
@@ -249,16 +249,6 @@ fn local_port(socket: &Socket) -> io::Result<u16> {
     address
         .map(|address| address.port())
         .ok_or_else(|| io::Error::other("the socket has no internet address"))
-}
-
-fn knows_batches(socket: &Socket) -> bool {
-    getsockopt(socket, sockopt::UdpGsoSegment).is_ok()
-}
-
-/// Whether the datagrams of a batch may go one by one that could not go together: a batch is never fragmented (`EMSGSIZE`, `EINVAL` before
-/// Linux 6.12), and needs a network device with checksum offload (`EIO`, before Linux 6.11; `udp_send_skb` in `net/ipv4/udp.c`).
-fn goes_singly(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMSGSIZE | libc::EINVAL | libc::EIO))
 }
 
 /// Sends one datagram without waiting.

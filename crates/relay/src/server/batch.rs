@@ -7,6 +7,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd as _;
 
+use fairlead_transport::udp_runs::{self, Kind, MAX_BYTES, MAX_DATAGRAMS};
 use nix::cmsg_space;
 use nix::sys::socket::{
     ControlMessage, ControlMessageOwned, MsgFlags, MultiHeaders, RecvMsg, SockaddrStorage, recvmmsg, sendmsg,
@@ -15,14 +16,10 @@ use nix::sys::socket::{
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
-/// The longest datagram, and the most bytes that are sent or merged at once.
-const MAX_BYTES: usize = 65_507;
 /// Bytes of one buffer: the most that the kernel writes into it at once.
 const BUFFER: usize = 65_535;
 /// Buffers read at once.
 const BUFFERS: usize = 32;
-/// Datagrams of a run (`UDP_MAX_SEGMENTS` of kernels before 6.9).
-const MAX_SEGMENTS: usize = 64;
 
 thread_local! {
     /// Sockets are many, and each is read by one thread at a time. Memory that no datagram is written to takes none.
@@ -34,12 +31,14 @@ pub(super) fn enable_merging(socket: &UdpSocket) {
     let _ = setsockopt(socket, sockopt::UdpGroSegment, &true);
 }
 
-/// Reads what waits, at most some hundred datagrams, and gives `take` each with its source and what is to be sent.
+/// Reads what waits, at most some hundred datagrams, and gives `take` each with its source and what is to be sent, in runs if the kernel cuts
+/// them (`are_cut`).
 ///
 /// # Errors
 /// Error of the read; [`io::ErrorKind::WouldBlock`] if no datagram waits.
 pub(super) fn pass(
     socket: &UdpSocket,
+    are_cut: bool,
     take: impl for<'a> FnOnce(&mut dyn Iterator<Item = (SocketAddr, &'a [u8])>, &mut Runs<'a>),
 ) -> io::Result<()> {
     MEMORY.with_borrow_mut(|memory| {
@@ -59,7 +58,7 @@ pub(super) fn pass(
         });
         take(&mut datagrams, &mut runs);
         drop(datagrams);
-        runs.send(socket);
+        runs.send(socket, are_cut);
         Ok(())
     })
 }
@@ -103,10 +102,11 @@ fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
 #[derive(Debug, Default)]
 pub(super) struct Runs<'a>(Vec<Run<'a>>);
 
-/// Datagrams of one length to one destination.
+/// Datagrams of one length and one kind to one destination.
 #[derive(Debug)]
 struct Run<'a> {
     to: SocketAddr,
+    kind: Kind,
     length: usize,
     /// A shorter one ends it.
     is_complete: bool,
@@ -116,18 +116,20 @@ struct Run<'a> {
 impl<'a> Runs<'a> {
     /// Adds a datagram behind the others.
     pub(super) fn push(&mut self, to: SocketAddr, datagram: &'a [u8]) {
-        if let Some(run) = self.0.last_mut().filter(|run| run.takes(to, datagram.len())) {
+        let kind = Kind::of(datagram);
+        let open = self.0.last_mut().filter(|run| run.kind == kind && run.takes(to, datagram.len()));
+        if let Some(run) = open {
             run.is_complete = datagram.len() < run.length;
             run.datagrams.push(IoSlice::new(datagram));
             return;
         }
         let datagrams = vec![IoSlice::new(datagram)];
-        self.0.push(Run { to, length: datagram.len(), is_complete: false, datagrams });
+        self.0.push(Run { to, kind, length: datagram.len(), is_complete: false, datagrams });
     }
 
     /// Sends all runs. Datagrams that the kernel has no room for are lost, as on the way.
-    fn send(&self, socket: &UdpSocket) {
-        self.0.iter().for_each(|run| run.send(socket));
+    fn send(&self, socket: &UdpSocket, are_cut: bool) {
+        self.0.iter().for_each(|run| run.send(socket, are_cut));
     }
 }
 
@@ -138,19 +140,17 @@ impl Run<'_> {
         !self.is_complete
             && self.to == to
             && (1..=self.length).contains(&length)
-            && count < MAX_SEGMENTS
+            && count < MAX_DATAGRAMS
             && bytes <= MAX_BYTES
     }
 
-    fn send(&self, socket: &UdpSocket) {
-        let is_over = |sent: io::Result<usize>| match sent {
-            Ok(_) => true,
-            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
-        };
-        if self.datagrams.len() > 1 && is_over(self.send_merged(socket)) {
-            return;
+    fn send(&self, socket: &UdpSocket, are_cut: bool) {
+        if self.datagrams.len() > 1 && are_cut {
+            match self.send_merged(socket) {
+                Err(error) if udp_runs::go_singly(&error) => {}
+                Ok(_) | Err(_) => return,
+            }
         }
-        // One, or the kernel cannot split them: the MTU of the path is smaller, or the device computes no checksums.
         for datagram in &self.datagrams {
             drop(socket.try_send_to(datagram, self.to));
         }
@@ -175,6 +175,10 @@ mod tests {
 
     use super::*;
 
+    /// The first bytes of WireGuard's data messages and of path probes.
+    const DATA: &[u8] = &[4, 0, 0, 0];
+    const PROBE: &[u8] = &fairlead_wire::probe::MAGIC;
+
     fn lengths(runs: &Runs<'_>) -> Vec<Vec<usize>> {
         runs.0.iter().map(|run| run.datagrams.iter().map(|datagram| datagram.len()).collect()).collect()
     }
@@ -192,9 +196,59 @@ mod tests {
     }
 
     #[test]
+    fn path_probes_and_messages_of_wireguard_share_no_run() {
+        let to = SocketAddr::from(([192, 0, 2, 1], 1));
+        let (data, probe) = ([DATA, &[0; 60]].concat(), [PROBE, &[0; 60]].concat());
+        let mut runs = Runs::default();
+        for datagram in [&data[..], &data, &probe, &probe[..40], &data, &data[..32]] {
+            runs.push(to, datagram);
+        }
+        let expected: [&[usize]; 3] = [&[64, 64], &[64, 40], &[64, 32]];
+        assert_eq!(lengths(&runs), expected);
+    }
+
+    /// The rule is that of nodes with the kernel's WireGuard, whose path socket has another port (`dataplane`).
+    #[test]
+    fn a_rule_of_nftables_meets_each_probe_between_data() {
+        let node = testbed_netns::Namespace::new();
+        node.sh("ip link set lo up; nft -f - <<END
+table inet node { chain received { type filter hook input priority 250;
+  udp dport 5000 @th,64,32 0xf11ead50 udp checksum 0 udp dport set 6000
+  udp dport 5000 @th,64,32 0xf11ead50 udp dport set 6000
+}
+}
+END");
+        let bind = |port: u16| std::net::UdpSocket::bind(("127.0.0.1", port)).unwrap();
+        let [relay, wireguard, probes] = node.run(|| [bind(0), bind(5000), bind(6000)]);
+        relay.set_nonblocking(true).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        let (data, probe) = ([DATA, &[7; 60]].concat(), [PROBE, &[8; 60]].concat());
+        runtime.block_on(async {
+            let relay = UdpSocket::from_std(relay).unwrap();
+            let mut runs = Runs::default();
+            for datagram in [&data[..], &probe, &data, &data, &probe[..40]] {
+                runs.push(wireguard.local_addr().unwrap(), datagram);
+            }
+            relay.writable().await.unwrap();
+            runs.send(&relay, udp_runs::are_cut(&relay));
+        });
+        let arrived = |socket: &std::net::UdpSocket| {
+            socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+            let mut buffer = [0; 128];
+            let mut received = Vec::new();
+            while let Ok(length) = socket.recv(&mut buffer) {
+                received.push(buffer[..length].to_vec());
+            }
+            received
+        };
+        assert_eq!(arrived(&wireguard), [data.clone(), data.clone(), data]);
+        assert_eq!(arrived(&probes), [probe.clone(), probe[..40].to_vec()]);
+    }
+
+    #[test]
     fn a_run_ends_where_the_kernel_takes_no_more() {
         let to = SocketAddr::from(([192, 0, 2, 1], 1));
-        for (length, most) in [(100, MAX_SEGMENTS), (1400, 46), (40_000, 1)] {
+        for (length, most) in [(100, MAX_DATAGRAMS), (1400, 46), (40_000, 1)] {
             let bytes = vec![0; length];
             let mut runs = Runs::default();
             (0..=most).for_each(|_| runs.push(to, &bytes));
@@ -217,13 +271,13 @@ mod tests {
         let mut runs = Runs::default();
         sent.iter().for_each(|datagram| runs.push(relay.local_addr().unwrap(), datagram));
         from.writable().await.unwrap();
-        runs.send(&from);
+        runs.send(&from, true);
 
         let (mut arrived, mut buffer) = (Vec::new(), vec![0; BUFFER]);
         while arrived.len() < sent.len() {
             relay.readable().await.unwrap();
             let source = from.local_addr().unwrap();
-            let passed = pass(&relay, |datagrams, runs| {
+            let passed = pass(&relay, true, |datagrams, runs| {
                 datagrams.for_each(|(from, datagram)| {
                     assert_eq!(from, source);
                     runs.push(destination, datagram);

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use fairlead_address::canonical;
 use fairlead_keys::PublicKey;
+use fairlead_transport::udp_runs;
 use socket2::SockRef;
 use tokio::net::UdpSocket;
 use tokio_util::task::AbortOnDropHandle;
@@ -134,12 +135,13 @@ impl RelayPorts {
 /// Passes datagrams on; never returns.
 async fn pass(socket: UdpSocket, port: u16, allocations: Arc<Mutex<Allocations>>) {
     let is_ipv6 = socket.local_addr().is_ok_and(|address| address.is_ipv6());
+    let are_cut = udp_runs::are_cut(&socket);
     loop {
         if let Err(error) = socket.readable().await {
             tracing::warn!(port, %error, "cannot read from a UDP port");
             return;
         }
-        let passed = batch::pass(&socket, |datagrams, runs| {
+        let passed = batch::pass(&socket, are_cut, |datagrams, runs| {
             let mut allocations = lock(&allocations);
             let now = Instant::now();
             for (source, datagram) in datagrams {

@@ -163,7 +163,7 @@ fn a_restarted_device_adopts_the_interface_and_traffic_resumes() {
 
 /// Not a test: the process that the next test kills.
 #[test]
-#[ignore = "runs inside the test that kills it"]
+#[ignore = "runs inside the test that kills it: cargo xtask test lab -- device"]
 fn victim() {
     let private: PrivateKey = std::env::var("VICTIM_KEY").unwrap().parse().unwrap();
     let device = start_again(0, MTU);

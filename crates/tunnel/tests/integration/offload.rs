@@ -112,7 +112,7 @@ impl<'a> Network<'a> {
     fn exchange(&self, length: usize) {
         let [left, right] = &self.hosts;
         let (of_hosts, of_ends) = (self.ways([left, right]), self.ways(self.ends));
-        of_hosts.iter().chain(&of_ends).for_each(Way::answers);
+        of_hosts.iter().chain(&of_ends).for_each(Direction::answers);
         let of_hosts_and_ends =
             of_hosts.iter().map(|way| (way, length)).chain(of_ends.iter().map(|way| (way, length / 4)));
         let bytes = random(0, length + of_hosts.len() + of_ends.len());
@@ -122,20 +122,20 @@ impl<'a> Network<'a> {
                 scope.spawn(move || way.stream(bytes));
             }
         });
-        of_hosts.iter().for_each(Way::datagrams);
-        of_ends.iter().for_each(Way::burst);
+        of_hosts.iter().for_each(Direction::datagrams);
+        of_ends.iter().for_each(Direction::burst);
         for namespace in [left, right].into_iter().chain(self.ends) {
             assert_eq!(count(namespace, "InCsumErrors"), 0, "packets arrived with wrong checksums");
         }
     }
 
     /// From either namespace to the host on the other side, to each of its addresses.
-    fn ways<'s>(&'s self, [left, right]: [&'s Namespace; 2]) -> Vec<Way<'s>> {
+    fn ways<'s>(&'s self, [left, right]: [&'s Namespace; 2]) -> Vec<Direction<'s>> {
         let [client, server] = &self.hosts;
         let mut ways = Vec::new();
         for (from, to, side) in [(left, server, 2), (right, client, 1)] {
             for address in [format!("10.9.{side}.2"), format!("fd00:9:{side}::2")] {
-                ways.push(Way { from, to, address: address.parse().unwrap() });
+                ways.push(Direction { from, to, address: address.parse().unwrap() });
             }
         }
         ways
@@ -171,13 +171,13 @@ fn host_behind(end: &Namespace, side: u8) -> Namespace {
 }
 
 /// From a namespace to an address of another one.
-struct Way<'a> {
+struct Direction<'a> {
     from: &'a Namespace,
     to: &'a Namespace,
     address: IpAddr,
 }
 
-impl Way<'_> {
+impl Direction<'_> {
     fn answers(&self) {
         let address = self.address.to_string();
         let ping = || Command::new("ping").args(["-n", "-c", "1", "-W", "1", &address]).output().unwrap();
