@@ -196,8 +196,7 @@ async fn establish(request: &Request, last: Option<&Held>) -> Result<Held, Failu
         Ok(granted) => return Ok(held(granted)),
         Err(failure) => failure,
     };
-    let mut failures = [pcp, nat_pmp, upnp].into_iter();
-    Err(failures.find(|failure| *failure != Failure::NoAnswer).unwrap_or(Failure::NoAnswer))
+    Err(Failure::told([pcp, nat_pmp, upnp]))
 }
 
 /// Renews a mapping by the protocol that granted it, and at the same port if possible.

@@ -59,6 +59,18 @@ pub struct Mapping {
 pub enum Failure {
     /// The gateway speaks none of the protocols.
     NoAnswer,
+    /// The gateway says that it has no address outside. Some say so of a private one, too.
+    NoOuterAddress {
+        /// Protocol of the refused request.
+        protocol: Protocol,
+    },
+    /// The gateway refuses, and its address outside is private: it is behind another NAT.
+    PrivateOuterAddress {
+        /// Protocol of the refused request.
+        protocol: Protocol,
+        /// Address of the gateway outside.
+        address: IpAddr,
+    },
     /// The gateway refuses, or what it offers is of no use.
     Refused {
         /// Protocol of the refused request.
@@ -90,6 +102,30 @@ impl Failure {
     pub(crate) fn refused(protocol: Protocol, reason: impl Into<String>) -> Self {
         Self::Refused { protocol, reason: reason.into() }
     }
+
+    /// The failure that is told of those of all protocols, in their order: what hinders all of them comes before a refusal of one.
+    pub(crate) fn told(failures: [Self; 3]) -> Self {
+        let rank = |failure: &Self| match failure {
+            Self::PrivateOuterAddress { .. } => 0,
+            Self::NoOuterAddress { .. } => 1,
+            Self::Refused { .. } => 2,
+            Self::NoAnswer => 3,
+        };
+        failures.into_iter().min_by_key(rank).unwrap_or(Self::NoAnswer)
+    }
+
+    /// Advice to the administrator, in the imperative.
+    pub fn advice(&self) -> &'static str {
+        match self {
+            Self::NoAnswer | Self::Refused { .. } => "allow it on the router",
+            Self::NoOuterAddress { .. } => {
+                "connect the router; if it is behind another NAT, put one of the two into bridge mode or forward the port on both"
+            }
+            Self::PrivateOuterAddress { .. } => {
+                "put one of the two routers into bridge mode, forward the port on both, or ask the provider for a public address"
+            }
+        }
+    }
 }
 
 impl fmt::Display for Protocol {
@@ -106,6 +142,13 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoAnswer => f.write_str("the gateway speaks neither PCP nor NAT-PMP nor UPnP"),
+            Self::NoOuterAddress { protocol } => {
+                write!(f, "{protocol}: the gateway has no outer address, or a private one behind another NAT")
+            }
+            Self::PrivateOuterAddress { protocol, address } => write!(
+                f,
+                "{protocol}: the gateway's outer address {address} is private: it is behind another NAT"
+            ),
             Self::Refused { protocol, reason } => write!(f, "{protocol}: {reason}"),
         }
     }
@@ -131,5 +174,23 @@ mod tests {
             let refused = new(external, lifetime).unwrap_err();
             assert!(matches!(refused, Failure::Refused { .. }), "{external}: {refused}");
         }
+    }
+
+    #[test]
+    fn a_second_nat_is_told_rather_than_what_one_protocol_makes_of_it() {
+        let full = Failure::refused(Protocol::Pcp, "the gateway has no room for more mappings at the moment");
+        let none = Failure::NoOuterAddress { protocol: Protocol::NatPmp };
+        let address = "10.9.8.7".parse().unwrap();
+        let private = Failure::PrivateOuterAddress { protocol: Protocol::Upnp, address };
+        let told = |failures: [&Failure; 3]| Failure::told(failures.map(Clone::clone));
+        assert_eq!(told([&full, &none, &private]), private);
+        assert_eq!(told([&full, &none, &Failure::NoAnswer]), none);
+        let other = Failure::refused(Protocol::Upnp, "the gateway has no room for more mappings");
+        assert_eq!(told([&Failure::NoAnswer, &Failure::NoAnswer, &other]), other);
+        assert_eq!(told([&full, &Failure::NoAnswer, &other]), full, "PCP comes first");
+        assert_eq!(
+            private.to_string(),
+            "UPnP: the gateway's outer address 10.9.8.7 is private: it is behind another NAT"
+        );
     }
 }

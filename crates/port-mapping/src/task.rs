@@ -116,7 +116,7 @@ pub fn concerns(change: &Change) -> bool {
         Change::Link { link, .. } => link.kind.as_deref() != Some("veth"),
         Change::Missed => true,
         Change::Route { route, .. } => route.table == TABLE_MAIN && route.destination.prefix_len() == 0,
-        Change::Netconf(_) | Change::Rule { .. } => false,
+        Change::Netconf(_) | Change::Rule { .. } | Change::Table(_) => false,
     }
 }
 

@@ -57,7 +57,6 @@ pub(crate) async fn pcp(
     let suggested = wanted.unwrap_or(SocketAddr::new(any, request.port));
     let Request { nonce, port, .. } = *request;
     let message = pcp::map_request(&pcp::MapRequest { client, nonce, port, suggested, lifetime });
-    let refused = |reason: &str| Failure::refused(Protocol::Pcp, reason);
     let answer = exchange(&socket, &message, |datagram| match pcp::parse_response(datagram) {
         // It speaks NAT-PMP, in which it is asked too.
         Err(pcp::InvalidResponse::Version(0)) => ControlFlow::Break(Err(Failure::NoAnswer)),
@@ -66,8 +65,13 @@ pub(crate) async fn pcp(
             pcp::Outcome::Mapped(mapped) if (mapped.nonce, mapped.port) == (nonce, port) => {
                 ControlFlow::Break(Ok((mapped, Epoch::new(epoch))))
             }
-            pcp::Outcome::Refused { code, nonce: of, .. } if of.is_none_or(|of| of == nonce) => {
-                ControlFlow::Break(Err(refused(pcp::refusal(code))))
+            pcp::Outcome::Refused { code, nonce: of, external, .. } if of.is_none_or(|of| of == nonce) => {
+                let protocol = Protocol::Pcp;
+                let outer = pcp::private_outer_address(code, external, suggested.ip());
+                ControlFlow::Break(Err(outer.map_or_else(
+                    || Failure::refused(protocol, pcp::refusal(code)),
+                    |address| Failure::PrivateOuterAddress { protocol, address },
+                )))
             }
             pcp::Outcome::Announced | pcp::Outcome::Mapped(_) | pcp::Outcome::Refused { .. } => {
                 ControlFlow::Continue(())
@@ -97,7 +101,8 @@ pub(crate) async fn external_address(request: &Request) -> Result<(Ipv4Addr, Epo
     let message = nat_pmp::external_address_request();
     let answer = exchange(&socket, &message, |datagram| match nat_pmp::parse_response(datagram) {
         Ok(nat_pmp::Response { epoch, outcome: nat_pmp::Outcome::ExternalAddress(address) }) => {
-            ControlFlow::Break(Ok((address, Epoch::new(epoch))))
+            let answer = (!address.is_unspecified()).then(|| (address, Epoch::new(epoch)));
+            ControlFlow::Break(answer.ok_or_else(|| refusal(nat_pmp::NETWORK_FAILURE)))
         }
         Ok(nat_pmp::Response { outcome: nat_pmp::Outcome::Refused { of_mapping: false, code }, .. }) => {
             ControlFlow::Break(Err(refusal(code)))
@@ -135,7 +140,11 @@ pub(crate) async fn nat_pmp(
 }
 
 fn refusal(code: u16) -> Failure {
-    Failure::refused(Protocol::NatPmp, nat_pmp::refusal(code))
+    let protocol = Protocol::NatPmp;
+    match code {
+        nat_pmp::NETWORK_FAILURE => Failure::NoOuterAddress { protocol },
+        code => Failure::refused(protocol, nat_pmp::refusal(code)),
+    }
 }
 
 async fn connected(request: &Request) -> Result<(IpAddr, UdpSocket), Failure> {

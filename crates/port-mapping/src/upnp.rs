@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use fairlead_address::is_private;
 use fairlead_wire::http::{Response, parse_response};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
@@ -95,7 +96,8 @@ pub(crate) async fn map(
     lifetime: u32,
 ) -> Result<Mapping, Failure> {
     let (answer, client) = act(request, service, &Action::GetExternalIpAddress).await?;
-    let address = answer.external_address.ok_or_else(|| refused("it says no external address"))?;
+    let address = answer.external_address.filter(|address| !address.is_unspecified());
+    let address = address.ok_or(Failure::NoOuterAddress { protocol: Protocol::Upnp })?;
     // A node that knows that it is of no use leaves nothing at the gateway.
     Mapping::new(Protocol::Upnp, SocketAddr::new(address, wanted), lifetime)?;
     let client = SocketAddr::new(client, request.port);
@@ -105,10 +107,19 @@ pub(crate) async fn map(
         let mapping = PortMapping { external_port, client, description: DESCRIPTION, lease: lifetime };
         match add(request, service, mapping).await? {
             Ok(port) => return Mapping::new(Protocol::Upnp, SocketAddr::new(address, port), lifetime),
-            Err(code) => refusal = refused(upnp::refusal(code)),
+            Err(code) => refusal = refusal_of(code, address),
         }
     }
     Err(refusal)
+}
+
+/// The failure of a request with this error code, to a gateway with this address outside.
+fn refusal_of(code: u16, external: IpAddr) -> Failure {
+    let is_of_the_port = upnp::refusal(code) == upnp::refusal(CONFLICT);
+    if is_private(external) && !is_of_the_port {
+        return Failure::PrivateOuterAddress { protocol: Protocol::Upnp, address: external };
+    }
+    refused(upnp::refusal(code))
 }
 
 /// Deletes the mapping of an external port.
@@ -183,4 +194,24 @@ async fn fetch(request: &Request, location: &Location, message: &str) -> io::Res
 
 fn refused(reason: &str) -> Failure {
     Failure::refused(Protocol::Upnp, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_by_a_gateway_with_a_private_address_names_the_address() {
+        let (public, private) = ("11.0.0.1".parse().unwrap(), "100.64.3.4".parse().unwrap());
+        let named = Failure::PrivateOuterAddress { protocol: Protocol::Upnp, address: private };
+        for code in [501, 606, 728] {
+            assert_eq!(refusal_of(code, private), named);
+            assert_eq!(refusal_of(code, public), refused(upnp::refusal(code)));
+        }
+        assert_eq!(
+            refusal_of(CONFLICT, private),
+            refused(upnp::refusal(CONFLICT)),
+            "only this port is taken"
+        );
+    }
 }

@@ -97,12 +97,15 @@ pub fn parse_response(datagram: &[u8]) -> Result<Response, InvalidResponse> {
     Ok(Response { epoch: u32::from_be_bytes(*epoch), outcome })
 }
 
+/// Result code of a gateway that has no external address (RFC 6886, section 3.5); miniupnpd gives it for a private one, too.
+pub const NETWORK_FAILURE: u16 = 3;
+
 /// The words of a result code (RFC 6886, section 3.5).
 pub fn refusal(code: u16) -> &'static str {
     match code {
         1 => "it does not support this version",
         2 => "it is not allowed on this gateway",
-        3 => "the gateway has no connection",
+        NETWORK_FAILURE => "the gateway has no connection",
         4 => "the gateway has no room for more mappings at the moment",
         5 => "the gateway does not support it",
         _ => "the gateway gives a reason that is not known",

@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use fairlead_address::is_private;
 use hkdf::Hkdf;
 use sha2::Sha256;
 
@@ -19,6 +20,10 @@ const HEADER_LENGTH: usize = 24;
 const MAP_LENGTH: usize = 60;
 /// Result code of a gateway of another version (RFC 6887, section 7.4); NAT-PMP has the same.
 const UNSUPPORTED_VERSION: u8 = 1;
+/// Result codes of a gateway that has no connection, no room, or not the external address (RFC 6887, section 7.4).
+const NETWORK_FAILURE: u8 = 7;
+const NO_RESOURCES: u8 = 8;
+const CANNOT_PROVIDE_EXTERNAL: u8 = 11;
 
 /// Nonce of a mapping: a client that knows it can renew and delete the mapping (RFC 6887, section 11.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +71,7 @@ pub enum Outcome {
     /// The mapping.
     Mapped(Mapped),
     /// A result code other than zero (RFC 6887, section 7.4), and for how many seconds it will be the same. The nonce is that of
-    /// the request if the gateway repeats it.
+    /// the request if the gateway repeats it. So is the address by the RFC; miniupnpd fills in its own.
     Refused {
         /// Result code (RFC 6887, section 7.4).
         code: u8,
@@ -74,6 +79,8 @@ pub enum Outcome {
         lifetime: u32,
         /// Nonce of the refused request.
         nonce: Option<Nonce>,
+        /// External address in the answer, if it has the data of MAP.
+        external: Option<IpAddr>,
     },
 }
 
@@ -159,24 +166,26 @@ pub fn parse_response(datagram: &[u8]) -> Result<Response, InvalidResponse> {
         let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = *data;
         Nonce([a, b, c, d, e, f, g, h, i, j, k, l])
     };
+    let address = |data: &[u8; MAP_LENGTH - HEADER_LENGTH]| {
+        let mut address = [0; 16];
+        address.copy_from_slice(&data[20..]);
+        IpAddr::V6(Ipv6Addr::from(address)).to_canonical()
+    };
     let outcome = match (opcode, code) {
         (opcode, _) if opcode != RESPONSE | MAP && opcode != RESPONSE | ANNOUNCE => {
             return Err(InvalidResponse::Opcode(opcode));
         }
-        (_, 1..) => Outcome::Refused { code, lifetime, nonce: data.map(nonce) },
+        (_, 1..) => Outcome::Refused { code, lifetime, nonce: data.map(nonce), external: data.map(address) },
         (opcode, 0) if opcode == RESPONSE | ANNOUNCE => Outcome::Announced,
         _ => {
             let data = data.ok_or(invalid)?;
             if data[12] != UDP {
                 return Err(InvalidResponse::Protocol(data[12]));
             }
-            let mut address = [0; 16];
-            address.copy_from_slice(&data[20..]);
-            let address = IpAddr::V6(Ipv6Addr::from(address)).to_canonical();
             Outcome::Mapped(Mapped {
                 nonce: nonce(data),
                 port: u16::from_be_bytes([data[16], data[17]]),
-                external: SocketAddr::new(address, u16::from_be_bytes([data[18], data[19]])),
+                external: SocketAddr::new(address(data), u16::from_be_bytes([data[18], data[19]])),
                 lifetime,
             })
         }
@@ -184,17 +193,25 @@ pub fn parse_response(datagram: &[u8]) -> Result<Response, InvalidResponse> {
     Ok(Response { epoch, outcome })
 }
 
+/// Outer address of a gateway whose refusal has this code, if the address is the reason: private IPv4, and not the one that the request
+/// suggested, which the gateway repeats (RFC 6887, section 11.4).
+pub fn private_outer_address(code: u8, external: Option<IpAddr>, suggested: IpAddr) -> Option<IpAddr> {
+    let may_be_the_reason = matches!(code, NETWORK_FAILURE | NO_RESOURCES | CANNOT_PROVIDE_EXTERNAL);
+    external.filter(|it| may_be_the_reason && *it != suggested && it.is_ipv4() && is_private(*it))
+}
+
 /// The words of a result code (RFC 6887, section 7.4).
 pub fn refusal(code: u8) -> &'static str {
     match code {
         UNSUPPORTED_VERSION => "it does not support this version",
         2 => "it is not allowed on this gateway",
-        3 | 6 | 7 => "the gateway does not understand the request",
+        3 | 6 => "the gateway does not understand the request",
         4 | 5 => "the gateway does not support it",
-        8 => "the gateway has no room for more mappings at the moment",
+        NETWORK_FAILURE => "the gateway has no connection",
+        NO_RESOURCES => "the gateway has no room for more mappings at the moment",
         9 => "the gateway does not map UDP",
         10 => "this host has as many mappings as the gateway allows",
-        11 => "the gateway cannot provide the external address",
+        CANNOT_PROVIDE_EXTERNAL => "the gateway cannot provide the external address",
         12 => "the gateway sees another address than this host has: is there a NAT between them?",
         _ => "the gateway gives a reason that is not known",
     }
@@ -244,10 +261,32 @@ mod tests {
         let mut refused = response(&announce_request(client), 7);
         refused[1] = RESPONSE | MAP;
         refused[3] = 2;
-        let expected = Outcome::Refused { code: 2, lifetime: 0, nonce: None };
+        let expected = Outcome::Refused { code: 2, lifetime: 0, nonce: None, external: None };
         assert_eq!(parse_response(&refused).unwrap().outcome, expected);
         // NAT-PMP's answer to a request of PCP (RFC 6886, section 3.5).
         assert_eq!(parse_response(&[0, 0x80, 0, 1, 0, 0, 0, 0]), Err(InvalidResponse::Version(0)));
         assert_eq!(parse_response(&announce_request(client)), Err(InvalidResponse::Opcode(0)));
+    }
+
+    #[test]
+    fn a_private_outer_address_in_a_refusal_is_read_unless_it_repeats_the_request() {
+        // miniupnpd 2.3.1 with 10.9.8.7 outside answered this to a request for 0.0.0.0 (result 8, lifetime 30).
+        let mut message = vec![2, RESPONSE | MAP, 0, NO_RESOURCES, 0, 0, 0, 30, 0, 0, 0, 6];
+        message.extend([0; 12]);
+        message.extend([b'n'; 12]);
+        message.extend([UDP, 0, 0, 0, 0xca, 0x6c, 0xca, 0x6c]);
+        let outer: IpAddr = "10.9.8.7".parse().unwrap();
+        message.extend(octets(outer));
+        let nonce = Some(Nonce([b'n'; 12]));
+        let expected = Outcome::Refused { code: NO_RESOURCES, lifetime: 30, nonce, external: Some(outer) };
+        assert_eq!(parse_response(&message), Ok(Response { epoch: 6, outcome: expected }));
+
+        let any: IpAddr = "0.0.0.0".parse().unwrap();
+        assert_eq!(private_outer_address(NO_RESOURCES, Some(outer), any), Some(outer));
+        assert_eq!(private_outer_address(NO_RESOURCES, Some(outer), outer), None, "the request is repeated");
+        assert_eq!(private_outer_address(2, Some(outer), any), None, "forbidden for another reason");
+        for other in ["0.0.0.0", "11.0.0.1", "fd00::1"] {
+            assert_eq!(private_outer_address(NO_RESOURCES, other.parse().ok(), any), None, "{other}");
+        }
     }
 }

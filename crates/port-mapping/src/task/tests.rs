@@ -37,7 +37,7 @@ fn asked(network: &HostNetwork, ipv4: bool) -> Option<(String, String, Option<Ip
 #[test]
 fn the_preferred_default_gateway_is_asked() {
     let links = vec![link(2, "eth0"), link(3, "wlan0"), link(4, "wire_kube")];
-    let of = |routes: Vec<Route>| HostNetwork { links: links.clone(), addresses: Vec::new(), routes };
+    let of = |routes: Vec<Route>| HostNetwork { links: links.clone(), routes, ..HostNetwork::default() };
     let eth0 = || default_route("192.168.1.1", 2, 100);
     let found = Some(("192.168.1.1".to_owned(), "eth0".to_owned(), None));
     assert_eq!(asked(&of(vec![default_route("10.0.0.1", 3, 600), eth0()]), true), found);
@@ -59,6 +59,7 @@ fn in_ipv6_the_pinhole_is_for_a_public_address() {
         links: vec![link(2, "eth0"), link(3, "eth1")],
         addresses: prefixes.iter().map(|(link, prefix)| address(*link, prefix)).collect(),
         routes: vec![default_route("fe80::1", 2, 0)],
+        ..HostNetwork::default()
     };
     let source = |prefixes| asked(&network(prefixes), false).and_then(|(_, _, source)| source);
     let all = [(3, "2001:db8:1::3/64"), (2, "fe80::2/64"), (2, "fd00::2/64"), (2, "2001:db8::2/64")];
