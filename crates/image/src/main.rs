@@ -1,6 +1,6 @@
 //! `fairlead-image`: builds Fairlead's image from compiled programs. `cargo xtask image` compiles them and runs it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -45,6 +45,11 @@ const COIL_NAMES: [&str; 6] = [
 
 /// Tools to inspect a node's network, from the Debian packages of the machine that builds the image.
 const TOOLS: [&str; 4] = ["/usr/sbin/conntrack", "/usr/sbin/ip", "/usr/sbin/nft", "/usr/bin/wg"];
+
+/// Public authorities, one file each, as the Debian package ca-certificates brings them (Mozilla's).
+const AUTHORITIES: &str = "/usr/share/ca-certificates/mozilla";
+/// File in which programs look for them, as in Debian.
+const BUNDLE: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
@@ -99,6 +104,8 @@ fn tree(fairlead: &Path, plugin: &Path) -> anyhow::Result<Tree> {
         "root:x:0:0:root:/root:/bin/sh\nfairlead:x:10000:10000::/:/bin/sh\n",
     );
     tree.bytes(Path::new("/etc/group"), 0o644, "root:x:0:\nfairlead:x:10000:\n");
+    let bundle = authorities(Path::new(AUTHORITIES)).context("install the Debian package ca-certificates")?;
+    tree.bytes(Path::new(BUNDLE), 0o644, bundle);
     for tool in TOOLS.map(Path::new) {
         tree.program(tool, tool)
             .context("install the Debian packages conntrack, iproute2, nftables and wireguard-tools")?;
@@ -115,6 +122,22 @@ fn tree(fairlead: &Path, plugin: &Path) -> anyhow::Result<Tree> {
         tree.symlink(&Path::new("/usr/bin").join(applet), "busybox");
     }
     Ok(tree)
+}
+
+/// The certificates in a directory as one bundle, in the order of their names. The machine's own bundle is not taken: it has the authorities
+/// that its administrator added, such as that of a proxy.
+fn authorities(directory: &Path) -> anyhow::Result<Vec<u8>> {
+    let entries =
+        std::fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
+    let paths = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<BTreeSet<PathBuf>>>()?;
+    let mut bundle = Vec::new();
+    for path in paths.iter().filter(|path| path.extension().is_some_and(|extension| extension == "crt")) {
+        let certificate = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        bundle.extend_from_slice(certificate.trim_ascii());
+        bundle.push(b'\n');
+    }
+    ensure!(!bundle.is_empty(), "{} has no certificates", directory.display());
+    Ok(bundle)
 }
 
 /// <https://github.com/opencontainers/image-spec/blob/main/annotations.md>
@@ -168,8 +191,23 @@ mod tests {
             "/usr/local/coil/coild",
             "/usr/sbin/nft",
             "/bin/sh",
+            "/etc/ssl/certs/ca-certificates.crt",
         ] {
             assert!(tree.contains(Path::new(path)), "{path} is missing");
         }
+    }
+
+    #[test]
+    fn public_authorities_are_in_the_image_and_those_of_the_machine_are_not() {
+        let bundle = authorities(Path::new(AUTHORITIES)).unwrap();
+        let roots = fairlead_transport::trust(&bundle).unwrap();
+        assert!(roots.len() > 100, "{}", roots.len());
+        let own = tempfile::tempdir().unwrap();
+        let first = std::fs::read_dir(AUTHORITIES).unwrap().next().unwrap().unwrap().path();
+        std::fs::copy(&first, own.path().join("a.crt")).unwrap();
+        std::fs::write(own.path().join("README"), "no certificate").unwrap();
+        assert_eq!(fairlead_transport::trust(&authorities(own.path()).unwrap()).unwrap().len(), 1);
+        let none = authorities(&own.path().join("none")).unwrap_err();
+        assert!(format!("{none:#}").contains("none"), "{none:#}");
     }
 }
