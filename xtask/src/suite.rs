@@ -25,7 +25,7 @@ use times::Times;
 /// Number of the slowest tests that a run names at its end.
 const SLOWEST: usize = 20;
 /// Hundredths of each processor that jobs may use by `times.tsv`; the rest is for what they do at the same moment.
-const LOAD: u32 = 70;
+const LOAD: u32 = 90;
 
 /// Outcome of tests: counts, and every reason why they are no success.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn the_soak_and_every_run_share_no_test_and_leave_none_out() {
         let ring = ring("demo");
-        let soaked = ring.soak.iter().find(|soaked| !soaked.name.contains("::")).unwrap();
+        let soaked = ring.soak.iter().find(|soaked| soaked.alone && !soaked.name.contains("::")).unwrap();
         let tests = vec![format!("{}::one", soaked.name), "other::two".to_owned()];
         let executable = executable(soaked.package, true);
         let of = |selection| -> Vec<String> {

@@ -147,6 +147,12 @@ pub(crate) const RINGS: &[Ring] = &[
                 name: "birthday::birthday_attempts_succeed_in_99_of_100_runs",
                 alone: true,
             },
+            Soaked { package: "fairlead-demo", name: "interfaces", alone: false },
+            Soaked {
+                package: "fairlead-demo",
+                name: "kernel::a_node_without_ipv6_serves_a_dual_stack_pool_with_ipv4",
+                alone: false,
+            },
             Soaked { package: "fairlead-demo", name: "kernel_encapsulation", alone: true },
             Soaked { package: "fairlead-demo", name: "kernel_nats", alone: true },
             Soaked { package: "fairlead-demo", name: "kernel_paths", alone: true },
@@ -162,11 +168,33 @@ pub(crate) const RINGS: &[Ring] = &[
         // The conformance tests run beside the others, outside of the cgroups of pods, which get little of a busy processor then. Those
         // of egress send most, and allow no loss: they come last.
         alone: &["egress"],
-        soak: &[Soaked {
-            package: "testbed-nodes",
-            name: "mesh::relay::a_managed_relay_is_rolled_out_under_traffic",
-            alone: true,
-        }],
+        soak: &[
+            Soaked {
+                package: "testbed-nodes",
+                name: "egress::source_addresses::a_holder_that_is_cut_off_does_not_use_its_addresses_when_it_is_back",
+                alone: true,
+            },
+            Soaked {
+                package: "testbed-nodes",
+                name: "egress::source_addresses::connections_go_on_when_the_holders_node_loses_its_power",
+                alone: true,
+            },
+            Soaked {
+                package: "testbed-nodes",
+                name: "egress::use_of_gateways::the_first_connection_of_each_of_200_pods_succeeds",
+                alone: true,
+            },
+            Soaked {
+                package: "testbed-nodes",
+                name: "mesh::relay::a_managed_relay_is_rolled_out_under_traffic",
+                alone: true,
+            },
+            Soaked {
+                package: "testbed-nodes",
+                name: "outages::uninstall::a_node_that_is_off_is_named_and_can_be_left_out",
+                alone: true,
+            },
+        ],
         only_by_name: true,
         limit: Duration::from_secs(15 * MINUTE),
         typical: Time { seconds: 300.0, cpu: 300.0 },
