@@ -32,6 +32,8 @@ const PACKAGES: &[&str] = &[
     "procps",
     "util-linux",
     "faketime",
+    // with systemd-networkd
+    "systemd",
     // nodes, and what is in the images they run
     "bind9-dnsutils",
     "bind9-host",
@@ -47,6 +49,7 @@ const PACKAGES: &[&str] = &[
     "libbpf-dev",
     "libc6-dev",
     "busybox-static",
+    "ca-certificates",
     "kmod",
     "cpio",
     "xz-utils",
