@@ -60,7 +60,7 @@ fn messages<M: Message + Default>(mut bytes: &[u8]) -> impl Iterator<Item = M> {
 /// A client hears the messages of a watch, each with its length before it.
 fn watch(bytes: &[u8], secret: &ClusterSecret) {
     let (mut members, now) = (Members::default(), Instant::now());
-    members.begin();
+    members.begin(true);
     for message in messages::<WatchResponse>(bytes) {
         members.apply(message, "own", secret, now);
     }
@@ -74,7 +74,7 @@ fn serve(bytes: &[u8], secret: &ClusterSecret) {
     let source = Source::of(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let Ok(watch) = discovery.watch(source, "c", now) else { return };
     let mut members = Members::default();
-    members.begin();
+    members.begin(false);
     let mut tell = |discovery: &mut Discovery| {
         while let Notification::Message(message) = discovery.poll_watch(watch) {
             members.apply(message, "own", secret, now);

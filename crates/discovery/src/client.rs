@@ -30,6 +30,8 @@ pub use session::LeaveError;
 
 /// Default and longest value of [`Settings::ttl`].
 const TTL: Duration = Duration::from_secs(30 * 60);
+/// Default of [`Settings::ask_within`].
+const ASK_WITHIN: Duration = Duration::from_secs(10);
 
 /// Reads an environment variable.
 pub type Environment = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
@@ -53,6 +55,9 @@ pub struct Settings {
     pub mark: u32,
     /// Time to live of the published affiliate, at most half an hour; it is published again after half of it.
     pub ttl: Duration,
+    /// Longest random time before the server is asked whether it still has members that it calls deleted, and shortest time between two such
+    /// questions. Only servers that do not say what has expired are asked.
+    pub ask_within: Duration,
 }
 
 impl Settings {
@@ -65,7 +70,17 @@ impl Settings {
         roots: Arc<RootCertStore>,
     ) -> Self {
         let environment: Environment = Arc::new(|name| std::env::var(name).ok());
-        Self { server, cluster_id, secret, node_id, roots, environment, mark: 0, ttl: TTL }
+        Self {
+            server,
+            cluster_id,
+            secret,
+            node_id,
+            roots,
+            environment,
+            mark: 0,
+            ttl: TTL,
+            ask_within: ASK_WITHIN,
+        }
     }
 }
 

@@ -144,6 +144,9 @@ impl Discovery {
         if known.map_or(0, Cluster::affiliates) >= self.limits.affiliates {
             return Err(Refusal::Affiliates);
         }
+        if self.expiries.len() >= self.limits.affiliates_in_all {
+            return Err(Refusal::ServerAffiliates);
+        }
         if self.sources.affiliates(source) >= self.limits.affiliates_per_source {
             return Err(Refusal::SourceAffiliates);
         }

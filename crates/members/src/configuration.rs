@@ -287,7 +287,10 @@ mod tests {
                 "publicKey": key(number), "allowedIPs": [format!("192.0.2.{number}/32")],
                 "endpoint": format!("203.0.113.{number}:51820"),
             },
-            "status": { "endpointDiscoveryMethod": "stun", "natType": "cone" },
+            "status": {
+                "endpointDiscoveryMethod": "stun", "natType": "cone",
+                "node": { "internalIPs": [format!("192.0.2.{number}")] },
+            },
         }))
         .unwrap()
     }

@@ -221,11 +221,17 @@ impl Departures {
     }
 
     /// Prefixes to which nothing may leave in clear text, though no member has them; with the networks of their pods where the mesh
-    /// carries these.
-    pub fn guarded(&self, includes_pod_networks: bool) -> impl Iterator<Item = &IpNet> {
+    /// carries these. Of what members had claimed those that the function `admits`: others had never been in the mesh.
+    pub fn guarded<'a>(
+        &'a self,
+        includes_pod_networks: bool,
+        admits: impl Fn(&Member, &IpNet) -> bool + Copy + 'a,
+    ) -> impl Iterator<Item = &'a IpNet> {
         let guarded = self.missing.values().filter(|missing| missing.is_guarded).map(|it| &it.member);
-        guarded.flat_map(move |Member { claims, blocks, pod_networks, .. }| {
-            claims.iter().chain(blocks).chain(pod_networks.iter().filter(move |_| includes_pod_networks))
+        guarded.flat_map(move |member| {
+            let Member { claims, blocks, pod_networks, .. } = member;
+            let claims = claims.iter().filter(move |claim| admits(member, claim));
+            claims.chain(blocks).chain(pod_networks.iter().filter(move |_| includes_pod_networks))
         })
     }
 

@@ -204,6 +204,8 @@ pub(crate) fn read_peer(peer: &WireKubePeer) -> ReadPeer {
         addresses: MemberAddresses {
             mesh: node.map(mesh_addresses).unwrap_or_default(),
             node: node.map(node_addresses),
+            is_unconfirmed: node.is_none(),
+            is_control_plane: node.is_some_and(|node| node.is_control_plane),
         },
         pod_networks: pod_networks(peer),
         entry_terms: entry_terms(peer),

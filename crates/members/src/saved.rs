@@ -30,9 +30,8 @@ pub struct SavedMember {
     blocks: Vec<IpNet>,
     #[serde(default)]
     pod_networks: Vec<IpNet>,
-    addresses: Option<Vec<IpAddr>>,
-    #[serde(default)]
-    mesh_addresses: Vec<IpAddr>,
+    #[serde(flatten)]
+    addresses: SavedAddresses,
     #[serde(flatten)]
     endpoints: SavedEndpoints,
     #[serde(flatten)]
@@ -47,6 +46,20 @@ pub struct SavedMember {
     external: Option<SavedExternal>,
     #[serde(default)]
     needs_preshared_key: bool,
+}
+
+/// [`MemberAddresses`], among the fields of the member.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SavedAddresses {
+    addresses: Option<Vec<IpAddr>>,
+    #[serde(default)]
+    mesh_addresses: Vec<IpAddr>,
+    /// Programs that left it out let the claims count.
+    #[serde(default)]
+    is_unconfirmed: bool,
+    #[serde(default)]
+    is_control_plane: bool,
 }
 
 /// [`Endpoints`], among the fields of the member.
@@ -127,8 +140,12 @@ impl From<&Member> for SavedMember {
             claims,
             blocks,
             pod_networks,
-            addresses: addresses.node,
-            mesh_addresses: addresses.mesh,
+            addresses: SavedAddresses {
+                addresses: addresses.node,
+                mesh_addresses: addresses.mesh,
+                is_unconfirmed: addresses.is_unconfirmed,
+                is_control_plane: addresses.is_control_plane,
+            },
             endpoints: endpoints.into(),
             keepalive: SavedKeepalive {
                 persistent_keepalive: interval,
@@ -162,7 +179,12 @@ impl TryFrom<SavedMember> for Member {
             claims: saved.claims,
             blocks: saved.blocks,
             pod_networks: saved.pod_networks,
-            addresses: MemberAddresses { mesh: saved.mesh_addresses, node: saved.addresses },
+            addresses: MemberAddresses {
+                mesh: saved.addresses.mesh_addresses,
+                node: saved.addresses.addresses,
+                is_unconfirmed: saved.addresses.is_unconfirmed,
+                is_control_plane: saved.addresses.is_control_plane,
+            },
             endpoints: saved.endpoints.try_into()?,
             keepalive: Keepalive {
                 interval: saved.keepalive.persistent_keepalive,

@@ -11,17 +11,27 @@ use fairlead_wire::discovery::{Affiliate, ClusterSecret, Leftover, MAX_ENDPOINTS
 /// Members of a cluster that are remembered, ten times what a server holds by default; and deleted or rejected ones.
 const MAX_MEMBERS: usize = 10_240;
 const MAX_OTHERS: usize = 1024;
+/// Bytes that all members of a server may have, encrypted: 8,192 with 512 each, some of which are usual. Without a bound a holder of the
+/// secret could fill the memory of every node.
+const MAX_BYTES: usize = 4 << 20;
 
 /// The other members of a cluster, as one server tells of them.
 #[derive(Debug, Clone, Default)]
 pub struct Members {
     members: BTreeMap<String, Member>,
+    /// Sum of their sizes.
+    bytes: usize,
     deleted: BTreeMap<String, Instant>,
     rejected: BTreeMap<String, Rejection>,
     /// The server last said that it does not have this node, or something else in its place.
     is_own_missing: bool,
     /// While the first messages of a watch come: those that they named.
     snapshot: Option<BTreeSet<String>>,
+    /// The server says whether what is gone has expired.
+    tells_expiry: bool,
+    /// Members that a server which does not say that calls deleted: it may still have them. Each with the number of the claim.
+    claimed: BTreeMap<String, u64>,
+    claims: u64,
 }
 
 /// Another member of the cluster.
@@ -37,6 +47,8 @@ pub struct Member {
     pub heard: Instant,
     /// Reasons why parts of the member were left out.
     pub rejections: BTreeSet<Rejection>,
+    /// Bytes in which the server told of it.
+    size: usize,
 }
 
 /// Reason why a part of a server's message is not used.
@@ -85,8 +97,8 @@ impl Members {
         self.members.get(id)
     }
 
-    /// Members that a client deleted while this one watched, with the time. A server of another make also calls expired
-    /// ones deleted.
+    /// Members that a client deleted while this one watched, with the time. Of a server of another make none is known to be: it also
+    /// calls expired ones deleted.
     pub fn deleted(&self) -> impl Iterator<Item = (&str, Instant)> {
         self.deleted.iter().map(|(id, at)| (id.as_str(), *at))
     }
@@ -102,10 +114,37 @@ impl Members {
         self.is_own_missing && self.snapshot.is_none()
     }
 
-    /// A new watch begins. What was known stays until its snapshot is complete.
-    pub fn begin(&mut self) {
+    /// A new watch begins, at a server that says whether what is gone has expired or not (`tells_expiry`). What was known stays until its
+    /// snapshot is complete.
+    pub fn begin(&mut self, tells_expiry: bool) {
         self.snapshot = Some(BTreeSet::new());
         self.is_own_missing = true;
+        self.tells_expiry = tells_expiry;
+        self.claimed.clear();
+    }
+
+    /// Number of the latest claim that a member is gone, if there is one that a list of all affiliates, asked for now, decides.
+    pub fn open_claim(&self) -> Option<u64> {
+        (!self.claimed.is_empty()).then_some(self.claims)
+    }
+
+    /// Takes a list of all affiliates that was asked for after the claim of this number. Who is in it stays; who is not is gone, and
+    /// whether by its own will is not known. Members that the watch told of meanwhile are as it said.
+    pub fn decide(
+        &mut self,
+        claim: u64,
+        affiliates: Vec<server::Affiliate>,
+        secret: &ClusterSecret,
+        now: Instant,
+    ) {
+        let decided = self.claimed.extract_if(.., |_, number| *number <= claim);
+        let mut decided: BTreeSet<String> = decided.map(|(id, _)| id).collect();
+        for affiliate in affiliates {
+            if decided.remove(&affiliate.id) {
+                self.insert(affiliate, secret, now);
+            }
+        }
+        decided.into_iter().for_each(|id| self.remove(id, true, now));
     }
 
     /// Takes a message of a watch; `own` is this node's identifier.
@@ -113,9 +152,13 @@ impl Members {
         for affiliate in message.affiliates {
             if affiliate.id == own {
                 self.is_own_missing = message.deleted || Member::read(&affiliate, secret, now).is_err();
+            } else if message.deleted && !self.tells_expiry && self.members.contains_key(&affiliate.id) {
+                self.claims = self.claims.wrapping_add(1);
+                self.claimed.insert(affiliate.id, self.claims);
             } else if message.deleted {
                 self.remove(affiliate.id, message.expired, now);
             } else {
+                self.claimed.remove(&affiliate.id);
                 self.insert(affiliate, secret, now);
             }
         }
@@ -123,6 +166,7 @@ impl Members {
             && let Some(named) = self.snapshot.take()
         {
             self.members.retain(|id, _| named.contains(id));
+            self.bytes = self.members.values().map(|member| member.size).sum();
             self.rejected.retain(|id, _| named.contains(id));
         }
     }
@@ -132,7 +176,9 @@ impl Members {
         if let Some(named) = &mut self.snapshot {
             named.remove(&id);
         }
-        if self.members.remove(&id).is_some() && !has_expired {
+        let Some(removed) = self.members.remove(&id) else { return };
+        self.bytes = self.bytes.saturating_sub(removed.size);
+        if !has_expired {
             while self.deleted.len() >= MAX_OTHERS {
                 let oldest = self.deleted.iter().min_by_key(|(_, at)| **at).map(|(id, _)| id.clone());
                 oldest.and_then(|id| self.deleted.remove(&id));
@@ -152,14 +198,16 @@ impl Members {
         if affiliate.data.is_empty() {
             return;
         }
-        let read = match self.members.len() >= MAX_MEMBERS && !self.members.contains_key(&id) {
-            true => Err(Rejection::Members),
-            false => Member::read(&affiliate, secret, now),
-        };
+        let before = self.members.get(&id).map(|member| member.size);
+        let others = self.bytes.saturating_sub(before.unwrap_or_default());
+        let has_room = (before.is_some() || self.members.len() < MAX_MEMBERS)
+            && others.saturating_add(size(&affiliate)) <= MAX_BYTES;
+        let read = if has_room { Member::read(&affiliate, secret, now) } else { Err(Rejection::Members) };
         match read {
             Ok(member) => {
                 self.deleted.remove(&id);
                 self.rejected.remove(&id);
+                self.bytes = others.saturating_add(member.size);
                 self.members.insert(id, member);
             }
             Err(rejection) if self.rejected.len() < MAX_OTHERS && id.len() <= MAX_ID => {
@@ -191,8 +239,15 @@ impl Member {
             affiliate.kubespan = None;
         }
         let endpoints = endpoints(message, secret, &mut rejections);
-        Ok(Self { affiliate, public_key, endpoints, heard: now, rejections })
+        let size = size(message);
+        Ok(Self { affiliate, public_key, endpoints, heard: now, rejections, size })
     }
+}
+
+/// Bytes in which a server tells of a member; endpoints that are not used do not count.
+fn size(message: &server::Affiliate) -> usize {
+    let endpoints = message.endpoints.iter().take(MAX_ENDPOINTS).map(|sealed| sealed.len());
+    message.id.len().saturating_add(message.data.len()).saturating_add(endpoints.sum())
 }
 
 fn endpoints(
@@ -230,168 +285,4 @@ fn is_peer(ip: IpAddr) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use fairlead_wire::discovery::KubeSpan;
-    use proptest::collection::vec;
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const KEY: &str = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=";
-
-    fn secret() -> ClusterSecret {
-        ClusterSecret::new([7; 32])
-    }
-
-    fn affiliate(id: &str, key: &str) -> server::Affiliate {
-        let kubespan = KubeSpan { public_key: key.to_owned(), ..Default::default() };
-        let plaintext = Affiliate { node_id: id.to_owned(), kubespan: Some(kubespan), ..Default::default() };
-        server::Affiliate {
-            id: id.to_owned(),
-            data: secret().seal_data([1; 12], &plaintext.encode()).unwrap().into(),
-            endpoints: vec![secret().seal_endpoint("192.0.2.1:51820".parse().unwrap()).into()],
-        }
-    }
-
-    fn there(affiliates: Vec<server::Affiliate>) -> WatchResponse {
-        WatchResponse { affiliates, ..Default::default() }
-    }
-
-    fn ids(members: &Members) -> Vec<&str> {
-        members.iter().map(|(id, _)| id).collect()
-    }
-
-    fn told(members: &mut Members, message: WatchResponse) {
-        members.apply(message, "own", &secret(), Instant::now());
-    }
-
-    #[test]
-    fn members_come_change_and_go() {
-        let mut members = Members::default();
-        members.begin();
-        told(&mut members, there(vec![affiliate("a", KEY), affiliate("b", KEY), affiliate("own", KEY)]));
-        assert_eq!(ids(&members), ["a", "b"]);
-        let a = members.member("a").unwrap();
-        assert_eq!((a.public_key, a.endpoints.len(), a.rejections.len()), (KEY.parse().ok(), 1, 0));
-        let gone = |id, expired| WatchResponse { deleted: true, expired, ..there(vec![affiliate(id, KEY)]) };
-        told(&mut members, gone("a", false));
-        told(&mut members, gone("b", true));
-        told(&mut members, gone("unknown", false));
-        assert_eq!(ids(&members), [] as [&str; 0]);
-        assert_eq!(members.deleted().map(|(id, _)| id).collect::<Vec<_>>(), ["a"]);
-        told(&mut members, there(vec![affiliate("a", KEY)]));
-        assert_eq!((ids(&members), members.deleted().count()), (vec!["a"], 0));
-    }
-
-    #[test]
-    fn a_node_notices_that_the_server_does_not_have_it() {
-        let mut members = Members::default();
-        assert!(!members.is_own_missing(), "without a connection");
-        members.begin();
-        told(&mut members, WatchResponse { snapshot_continues: true, ..there(vec![affiliate("a", KEY)]) });
-        assert!(!members.is_own_missing(), "it may come yet");
-        told(&mut members, there(vec![affiliate("b", KEY)]));
-        assert!(members.is_own_missing());
-        told(&mut members, there(vec![affiliate("own", KEY)]));
-        assert!(!members.is_own_missing());
-        for expired in [false, true] {
-            let gone = WatchResponse { deleted: true, expired, ..there(vec![affiliate("own", KEY)]) };
-            told(&mut members, gone);
-            assert!(members.is_own_missing(), "expired: {expired}");
-            told(&mut members, there(vec![affiliate("own", KEY)]));
-        }
-        let mut replaced = affiliate("own", KEY);
-        replaced.data = vec![0; 60].into();
-        told(&mut members, there(vec![replaced]));
-        assert!(members.is_own_missing(), "a client without the secret replaced it");
-        members.begin();
-        told(&mut members, there(vec![affiliate("own", KEY)]));
-        assert_eq!((members.is_own_missing(), ids(&members)), (false, vec![]));
-    }
-
-    #[test]
-    fn absence_counts_once_a_snapshot_is_complete() {
-        let mut members = Members::default();
-        members.begin();
-        told(&mut members, there(vec![affiliate("a", KEY), affiliate("b", KEY), affiliate("c", KEY)]));
-        members.begin();
-        assert_eq!(ids(&members), ["a", "b", "c"], "between two connections");
-        told(&mut members, WatchResponse { snapshot_continues: true, ..there(vec![affiliate("b", KEY)]) });
-        assert_eq!(ids(&members), ["a", "b", "c"]);
-        told(&mut members, there(vec![affiliate("c", KEY)]));
-        assert_eq!((ids(&members), members.deleted().count()), (vec!["b", "c"], 0));
-        told(&mut members, there(vec![]));
-        assert_eq!(ids(&members), ["b", "c"], "not a first message");
-    }
-
-    #[test]
-    fn what_cannot_be_used_is_named_and_replaces_nothing_good() {
-        let mut members = Members::default();
-        members.begin();
-        told(&mut members, there(vec![affiliate("a", KEY), affiliate("b", KEY)]));
-        let mut swapped = affiliate("a", KEY);
-        swapped.data = affiliate("b", KEY).data;
-        let mut garbage = affiliate("b", KEY);
-        garbage.data = vec![0; 60].into();
-        let keyless = affiliate("c", "none");
-        let mut hostile = affiliate("d", KEY);
-        let endpoint = |text: &str| secret().seal_endpoint(text.parse().unwrap()).into();
-        hostile.endpoints.extend([
-            vec![].into(),
-            vec![9; 16].into(),
-            endpoint("127.0.0.1:1"),
-            endpoint("[fe80::1]:1"),
-        ]);
-        told(&mut members, there(vec![swapped, garbage, keyless, hostile, affiliate("", KEY)]));
-        assert_eq!(ids(&members), ["a", "b", "c", "d"]);
-        let rejected: Vec<_> = members.rejected().collect();
-        let expected = [
-            ("", Rejection::Identifier),
-            ("a", Rejection::Identity),
-            ("b", Rejection::Data(OpenError::Decryption)),
-        ];
-        assert_eq!(rejected, expected);
-        let c = members.member("c").unwrap();
-        assert_eq!((c.public_key, &c.affiliate.kubespan), (None, &None));
-        assert_eq!(c.rejections.iter().collect::<Vec<_>>(), [&Rejection::PublicKey]);
-        let d = members.member("d").unwrap();
-        assert_eq!(d.endpoints, ["192.0.2.1:51820".parse().unwrap()]);
-        assert!(d.rejections.contains(&Rejection::Endpoint(OpenError::Length)), "{:?}", d.rejections);
-        assert!(d.rejections.contains(&Rejection::EndpointAddress), "{:?}", d.rejections);
-    }
-
-    #[test]
-    fn a_server_cannot_fill_the_memory() {
-        let mut members = Members::default();
-        for n in 0..3000 {
-            let mut garbage = affiliate("a", KEY);
-            garbage.id = format!("garbage {n}");
-            told(&mut members, there(vec![garbage]));
-            told(&mut members, there(vec![affiliate("x", KEY)]));
-            let renamed = format!("{n}");
-            told(&mut members, there(vec![affiliate(&renamed, KEY)]));
-            told(&mut members, WatchResponse { deleted: true, ..there(vec![affiliate(&renamed, KEY)]) });
-        }
-        assert_eq!((members.rejected().count(), members.deleted().count()), (MAX_OTHERS, MAX_OTHERS));
-    }
-
-    proptest! {
-        #[test]
-        fn hostile_messages_never_panic(
-            affiliates in vec((".{0,4}", vec(any::<u8>(), 0..80), vec(vec(any::<u8>(), 0..40), 0..4)), 0..5),
-            flags: [bool; 3],
-        ) {
-            let mut members = Members::default();
-            members.begin();
-            let affiliates = affiliates.into_iter().map(|(id, data, endpoints)| server::Affiliate {
-                id,
-                data: data.into(),
-                endpoints: endpoints.into_iter().map(Into::into).collect(),
-            });
-            let [deleted, expired, snapshot_continues] = flags;
-            let affiliates = affiliates.collect();
-            told(&mut members, WatchResponse { affiliates, deleted, expired, snapshot_continues });
-            prop_assert_eq!(members.iter().count(), 0);
-        }
-    }
-}
+mod tests;

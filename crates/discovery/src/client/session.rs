@@ -7,7 +7,8 @@ use fairlead_limits::{Backoff, part};
 use fairlead_wire::discovery::parse_address;
 use fairlead_wire::discovery::server::cluster_client::ClusterClient;
 use fairlead_wire::discovery::server::{
-    self as wire, AffiliateDeleteRequest, AffiliateUpdateRequest, HelloRequest, HelloResponse, WatchRequest,
+    self as wire, AffiliateDeleteRequest, AffiliateUpdateRequest, HelloRequest, HelloResponse, ListRequest,
+    WatchRequest,
 };
 use tokio::sync::watch;
 use tokio::time::{sleep, sleep_until, timeout};
@@ -84,28 +85,40 @@ async fn session(
     local: &mut watch::Receiver<Option<Local>>,
     view: &watch::Sender<View>,
 ) -> SessionError {
-    let (client, client_ip) = match greet(settings, HELLO).await {
+    let (client, Greeting { client_ip, tells_expiry }) = match greet(settings, HELLO).await {
         Ok(greeted) => greeted,
         Err(error) => return error,
     };
     view.send_modify(|view| view.client_ip = client_ip);
     tokio::select! {
-        error = follow(settings, client.clone(), view) => error,
+        error = follow(settings, client.clone(), tells_expiry, view) => error,
+        error = decide_claims(settings, client.clone(), view) => error,
         error = keep_published(settings, client, client_ip, local, view) => error,
     }
+}
+
+/// Facts that a server tells in its greeting.
+struct Greeting {
+    /// Address of this node as the server sees it.
+    client_ip: Option<IpAddr>,
+    /// The server says whether what is gone has expired.
+    tells_expiry: bool,
 }
 
 /// Connects to the server, or to the one that it says to use; each has so much time to answer.
 async fn greet(
     settings: &Settings,
     longest: Duration,
-) -> Result<(ClusterClient<Channel>, Option<IpAddr>), SessionError> {
+) -> Result<(ClusterClient<Channel>, Greeting), SessionError> {
     let mut server = settings.server.clone();
     for _ in 0..=REDIRECTS {
         let (client, answer) = timeout(longest, greet_one(settings, &server)).await??;
         match answer.redirect {
             Some(redirect) => server = server.redirected(&redirect.endpoint)?,
-            None => return Ok((client, parse_address(&answer.client_ip))),
+            None => {
+                let client_ip = parse_address(&answer.client_ip);
+                return Ok((client, Greeting { client_ip, tells_expiry: answer.tells_expiry }));
+            }
         }
     }
     Err(SessionError::Redirects)
@@ -128,12 +141,13 @@ async fn greet_one(
 async fn follow(
     settings: &Settings,
     mut client: ClusterClient<Channel>,
+    tells_expiry: bool,
     view: &watch::Sender<View>,
 ) -> SessionError {
     let request = WatchRequest { cluster_id: settings.cluster_id.clone() };
     let watched = async {
         let mut stream = timeout(FIRST_MESSAGE, client.watch(request)).await??.into_inner();
-        view.send_modify(|view| view.members.begin());
+        view.send_modify(|view| view.members.begin(tells_expiry));
         let mut next = timeout(FIRST_MESSAGE, stream.message()).await??;
         while let Some(message) = next {
             let is_whole = !message.snapshot_continues;
@@ -151,6 +165,34 @@ async fn follow(
     };
     let outcome: Result<(), SessionError> = watched.await;
     outcome.err().unwrap_or(SessionError::Ended)
+}
+
+/// Asks the server for all affiliates when it calls members deleted that it may still have, one question at a time. All nodes are told of
+/// that at once, so each waits for a random time; the member stays meanwhile. A question without an answer ends the session: the next one
+/// begins with all affiliates.
+async fn decide_claims(
+    settings: &Settings,
+    mut client: ClusterClient<Channel>,
+    view: &watch::Sender<View>,
+) -> SessionError {
+    let mut claims = view.subscribe();
+    loop {
+        if claims.wait_for(|view| view.members.open_claim().is_some()).await.is_err() {
+            return SessionError::Ended;
+        }
+        sleep(part(settings.ask_within, random().unwrap_or_default())).await;
+        let Some(claim) = view.borrow().members.open_claim() else { continue };
+        let request = ListRequest { cluster_id: settings.cluster_id.clone() };
+        let answer = match timeout(UPDATE, client.list(request)).await {
+            Ok(Ok(answer)) => answer.into_inner(),
+            Ok(Err(error)) => return error.into(),
+            Err(error) => return error.into(),
+        };
+        view.send_modify(|view| {
+            view.members.decide(claim, answer.affiliates, &settings.secret, Instant::now());
+        });
+        sleep(settings.ask_within).await;
+    }
 }
 
 /// Publishes at once, when something changes, before it expires, and when the server has it no more, as when another
@@ -306,7 +348,7 @@ mod tests {
         let of = |is_missing: bool| {
             let mut view = View::default();
             if is_missing {
-                view.members.begin();
+                view.members.begin(true);
                 let secret = fairlead_wire::discovery::ClusterSecret::new([7; 32]);
                 view.members.apply(Default::default(), "own", &secret, Instant::now());
             }

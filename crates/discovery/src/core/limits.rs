@@ -16,6 +16,8 @@ pub struct Limits {
     pub clusters: usize,
     /// Affiliates of a cluster.
     pub affiliates: usize,
+    /// Affiliates of all clusters: each takes 4 KiB at most.
+    pub affiliates_in_all: usize,
     /// Affiliates that callers of one address have created.
     pub affiliates_per_source: usize,
     /// Endpoints of an affiliate.
@@ -37,6 +39,7 @@ impl Default for Limits {
         Self {
             clusters: 10_000,
             affiliates: 1024,
+            affiliates_in_all: 200_000,
             affiliates_per_source: 4096,
             endpoints: MAX_ENDPOINTS,
             ttl: Duration::from_secs(30 * 60),
@@ -78,6 +81,9 @@ pub enum Refusal {
     /// The caller's address makes too many requests.
     #[error("too many requests of this address")]
     Rate,
+    /// The server has too many affiliates.
+    #[error("the server has too many affiliates")]
+    ServerAffiliates,
     /// The caller's address has created too many affiliates.
     #[error("too many affiliates of this address")]
     SourceAffiliates,
@@ -94,7 +100,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// All reasons.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::AffiliateId,
         Self::Affiliates,
         Self::ClusterId,
@@ -104,6 +110,7 @@ impl Refusal {
         Self::Endpoints,
         Self::NotListed,
         Self::Rate,
+        Self::ServerAffiliates,
         Self::SourceAffiliates,
         Self::SourceWatches,
         Self::Ttl,
@@ -122,6 +129,7 @@ impl Refusal {
             Self::Endpoints => "endpoints",
             Self::NotListed => "not_listed",
             Self::Rate => "rate",
+            Self::ServerAffiliates => "all_affiliates",
             Self::SourceAffiliates => "address_affiliates",
             Self::SourceWatches => "address_watches",
             Self::Ttl => "ttl",

@@ -161,6 +161,9 @@ impl Discovery {
         if here.map_or(0, Cluster::affiliates) >= self.limits.affiliates.saturating_mul(OVERSHOOT) {
             return Err(Refusal::Affiliates);
         }
+        if self.expiries.len() >= self.limits.affiliates_in_all.saturating_mul(OVERSHOOT) {
+            return Err(Refusal::ServerAffiliates);
+        }
         Ok(true)
     }
 }

@@ -313,6 +313,24 @@ fn what_is_beyond_a_limit_is_refused_and_leaves_nothing() {
 }
 
 #[test]
+fn callers_of_many_addresses_together_fill_no_more_than_the_server_holds() {
+    let limits = Limits { affiliates_in_all: 3, ..Limits::default() };
+    let (mut discovery, now) = (Discovery::new(limits), Instant::now());
+    let attempt = |discovery: &mut Discovery, cluster: &str, from: u8, now| {
+        let update = Update { cluster: cluster.to_owned(), ..update("a", b"x", &[], MINUTE) };
+        discovery.update(source(from), &update, now)
+    };
+    for number in 1..=3u8 {
+        assert_eq!(attempt(&mut discovery, &number.to_string(), number, now), Ok(()));
+    }
+    assert_eq!(attempt(&mut discovery, "4", 4, now), Err(Refusal::ServerAffiliates));
+    assert_eq!(attempt(&mut discovery, "3", 4, now), Ok(()), "what is there may be renewed");
+    assert_eq!((discovery.totals().affiliates, discovery.totals().clusters), (3, 3));
+    discovery.handle_timeout(now + 2 * MINUTE);
+    assert_eq!(attempt(&mut discovery, "4", 4, now + 2 * MINUTE), Ok(()));
+}
+
+#[test]
 fn hostile_blobs_are_refused_and_change_nothing() {
     let (mut discovery, now) = (Discovery::new(Limits::default()), Instant::now());
     let many: Vec<u8> = (1..=64).collect();

@@ -36,7 +36,7 @@ impl Cluster for Service {
         let redirect = self.0.redirect.clone().map(|endpoint| RedirectMessage { endpoint });
         let ip = caller.filter(|_| self.0.reports_client_address);
         let client_ip = ip.map(address_bytes).unwrap_or_default().into();
-        Ok(Response::new(HelloResponse { redirect, client_ip }))
+        Ok(Response::new(HelloResponse { redirect, client_ip, tells_expiry: true }))
     }
 
     async fn affiliate_update(

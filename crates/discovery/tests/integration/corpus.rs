@@ -30,7 +30,7 @@ fn kept_watches_never_panic_and_some_tell_of_members() {
     let mut told = Vec::new();
     for bytes in kept(7) {
         let mut members = Members::default();
-        members.begin();
+        members.begin(true);
         for message in messages::<WatchResponse>(&bytes) {
             members.apply(message, "own", &secret(), Instant::now());
         }
@@ -48,7 +48,7 @@ fn kept_updates_never_panic_and_some_reach_a_watch() {
         let source = Source::of("192.0.2.1".parse().unwrap());
         let watch = discovery.watch(source, "c", now).unwrap();
         let mut members = Members::default();
-        members.begin();
+        members.begin(true);
         let mut refused = 0;
         for request in messages::<AffiliateUpdateRequest>(&bytes) {
             let update = Update {

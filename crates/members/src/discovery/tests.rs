@@ -33,7 +33,7 @@ fn node(id: &str, name: &str, number: u8) -> Affiliate {
 /// Members of a service that has these affiliates, each with one endpoint.
 fn service(affiliates: &[Affiliate], port: u16) -> Members {
     let mut members = Members::default();
-    members.begin();
+    members.begin(true);
     let sealed = affiliates.iter().map(|affiliate| server::Affiliate {
         id: affiliate.node_id.clone(),
         data: secret().seal_data([1; 12], &affiliate.encode()).unwrap().into(),

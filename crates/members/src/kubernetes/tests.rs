@@ -74,6 +74,13 @@ fn addresses_of_the_node_are_those_that_the_controller_copied() {
     let given = self::read(peer).0.unwrap().addresses.mesh;
     assert_eq!(given, ["fd7f:175a:b97c:5602::1".parse::<IpAddr>().unwrap()]);
     assert_eq!(read(serde_json::json!({})), None, "the controller has not seen it yet");
+    let is_unconfirmed = |status: serde_json::Value| {
+        let spec = serde_json::json!({ "publicKey": key(1).to_string() });
+        let peer = serde_json::json!({ "metadata": { "name": "n1" }, "spec": spec, "status": status });
+        self::read(peer).0.unwrap().addresses.is_unconfirmed
+    };
+    assert!(is_unconfirmed(serde_json::json!({ "connected": true })));
+    assert!(!is_unconfirmed(serde_json::json!({ "node": {} })));
 }
 
 #[test]

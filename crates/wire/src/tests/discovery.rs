@@ -16,7 +16,8 @@ fn messages_of_discovery_services_are_as_they_were() {
     let hello = HelloRequest { cluster_id: cluster_id.clone(), client_version: "0.1.0".to_owned() };
     kept.has("HelloRequest", hello);
     let redirect = Some(RedirectMessage { endpoint: "other.example:443".to_owned() });
-    kept.has("HelloResponse", HelloResponse { redirect, client_ip: Bytes::from_static(&[192, 0, 2, 1]) });
+    let client_ip = Bytes::from_static(&[192, 0, 2, 1]);
+    kept.has("HelloResponse", HelloResponse { redirect, client_ip, tells_expiry: false });
     kept.has(
         "AffiliateUpdateRequest",
         AffiliateUpdateRequest {

@@ -101,7 +101,8 @@ impl Cluster for Liar {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<WatchResponse, Status>> + Send>>;
 
     async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloResponse>, Status> {
-        Ok(Response::new(HelloResponse::default()))
+        // So what it calls deleted is believed.
+        Ok(Response::new(HelloResponse { tells_expiry: true, ..HelloResponse::default() }))
     }
 
     async fn affiliate_update(

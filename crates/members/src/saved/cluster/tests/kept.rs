@@ -23,6 +23,8 @@ fn full() -> Member {
         addresses: MemberAddresses {
             mesh: vec!["fd00::2".parse().unwrap()],
             node: Some(vec!["10.0.0.2".parse().unwrap()]),
+            is_unconfirmed: false,
+            is_control_plane: false,
         },
         endpoints: Endpoints {
             manual: "gate.example:51820".parse().ok(),
