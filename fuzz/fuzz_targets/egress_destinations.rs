@@ -46,6 +46,7 @@ fn routes(destinations: Destinations) {
         source_port: SourcePort::Fixed,
         originating_only: None,
         cluster_ranges: Some(Vec::new()),
+        ranges_are_stale: false,
         allowed_namespaces: None,
         service: Some(service),
     };

@@ -31,6 +31,26 @@ pub enum Target {
     Refused,
     /// Decision of the rules after the table: the prefix is excluded from a destination around it.
     Excluded,
+    /// Decision of the rules after the table: the prefix is one of the cluster's own, inside of a destination.
+    InCluster,
+}
+
+impl Target {
+    /// Whether it leaves packets to the rules after the table.
+    pub fn lets_pass(&self) -> bool {
+        matches!(self, Self::Excluded | Self::InCluster)
+    }
+}
+
+/// State of a prefix for which the kernel has routes of egress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Held {
+    /// Destination of an Egress.
+    Destination,
+    /// Excluded from a destination around it.
+    Excluded,
+    /// Range of the cluster inside of a destination.
+    InCluster,
 }
 
 /// A route of a client pod, of protocol [`ROUTE_PROTOCOL`](crate::names::ROUTE_PROTOCOL).

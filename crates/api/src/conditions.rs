@@ -15,6 +15,11 @@ pub struct Finding<'a> {
     pub message: String,
 }
 
+/// Condition of pools and of the mesh: whether something else uses addresses that Fairlead hands out. Also a reason of it, and of the Event.
+pub const RANGE_IN_USE: &str = "RangeInUse";
+/// Reason of that condition: only the networks of pods in `spec.podCIDRs` of Nodes share addresses, which another network plugin may assign.
+pub const RANGE_OF_POD_CIDRS: &str = "RangeOfPodCIDRs";
+
 /// The condition of an object of this generation that has these `present` conditions. `lastTransitionTime` changes only with
 /// the status.
 pub fn condition(
@@ -30,10 +35,19 @@ pub fn condition(
         type_: finding.type_.to_owned(),
         status: status.to_owned(),
         reason: finding.reason.to_owned(),
-        message: finding.message,
+        message: shortened(finding.message),
         observed_generation,
         last_transition_time: before.map_or(now, |before| before.last_transition_time.clone()),
     }
+}
+
+/// Most bytes of a message. The schema counts characters, of which there are no more.
+pub const MAX_CONDITION_MESSAGE: usize = 8192;
+
+/// Cuts a message at a character: the API server would refuse the whole status.
+fn shortened(mut message: String) -> String {
+    message.truncate(message.floor_char_boundary(MAX_CONDITION_MESSAGE));
+    message
 }
 
 #[cfg(test)]
@@ -41,6 +55,13 @@ mod tests {
     use k8s_openapi::jiff::Timestamp;
 
     use super::*;
+
+    #[test]
+    fn a_message_that_is_too_long_is_cut_at_a_character() {
+        assert_eq!(shortened("short".to_owned()), "short");
+        let long = format!("x{}", "ü".repeat(MAX_CONDITION_MESSAGE));
+        assert_eq!(shortened(long).len(), MAX_CONDITION_MESSAGE - 1);
+    }
 
     #[test]
     fn the_time_changes_with_the_status_alone() {

@@ -75,6 +75,32 @@ pub const RULE_PRIORITY_MESH: u32 = 32500;
 /// Priority of the rule that looks up [`TABLE_MESH`] for packets without a mark that nothing else routes: after the kernel's rules
 /// for the tables `main` and `default` (own).
 pub const RULE_PRIORITY_MESH_LAST: u32 = 32800;
+/// Routing table with what enters the mesh, apart from the other nodes' own addresses: for packets without a mark (own).
+pub const TABLE_MESH_GUARD: u32 = 181;
+/// The same for the other nodes' own addresses and packets that this host sends (own).
+pub const TABLE_MESH_GUARD_NODES_HOST: u32 = 182;
+/// The same for packets that it forwards (own).
+pub const TABLE_MESH_GUARD_NODES: u32 = 183;
+/// The three tables above.
+pub const TABLES_MESH_GUARD: [u32; 3] =
+    [TABLE_MESH_GUARD, TABLE_MESH_GUARD_NODES_HOST, TABLE_MESH_GUARD_NODES];
+/// Priority of the mesh's rule that looks up [`TABLE_PODS`]: to the rules after it pods of this node are elsewhere (own).
+pub const RULE_PRIORITY_MESH_PODS: u32 = 100;
+/// Priority of the first rules of the mesh, before those of other programs: marked packets look up [`TABLE_MESH`], and what goes past
+/// the mesh passes over the next ones. It is greater than that of Cilium's rule for local addresses, 100, and all of these are at most that
+/// of NetBird's first one, 105 (own).
+pub const RULE_PRIORITY_MESH_FIRST: u32 = 101;
+/// Priority of the rule that looks up [`TABLE_MESH_GUARD`] (own).
+pub const RULE_PRIORITY_MESH_GUARD: u32 = 102;
+/// Priority of the rules by which answers of the API server and of relays to other nodes pass over the next ones (own).
+pub const RULE_PRIORITY_MESH_ANSWERS: u32 = 103;
+/// Priority of the rules that look up [`TABLE_MESH_GUARD_NODES_HOST`] and [`TABLE_MESH_GUARD_NODES`] (own).
+pub const RULE_PRIORITY_MESH_NODES: u32 = 104;
+/// Priority of the rule at which packets go on that pass over some of the rules above (own).
+pub const RULE_PRIORITY_MESH_PAST: u32 = 105;
+/// Priorities of all these rules.
+pub const RULE_PRIORITIES_MESH_GUARD: std::ops::RangeInclusive<u32> =
+    RULE_PRIORITY_MESH_PODS..=RULE_PRIORITY_MESH_PAST;
 /// Route protocol of everything above (Coil v2).
 pub const ROUTE_PROTOCOL: u8 = 30;
 /// Route protocol of the built-in router (Coil v2, coil-router).
@@ -100,6 +126,11 @@ pub const RULE_PRIORITY_EGRESS_WIDE: u32 = 2100;
 pub const RULE_PRIORITY_EGRESS_REPLIES: u32 = 1000;
 /// Number of the routing table that this rule looks up, less the index of `eth0` (Coil v2).
 pub const TABLE_EGRESS_REPLIES_BASE: u32 = 1000;
+/// Priority of the rules in pods that lead what comes from the address of a further interface to the table of that interface: before
+/// those of egress, whose gateways do not know this address (own).
+pub const RULE_PRIORITY_ADDITIONAL_INTERFACE: u32 = 990;
+/// Number of the routing table that such a rule looks up, less the index of the interface (own).
+pub const TABLE_ADDITIONAL_INTERFACE_BASE: u32 = 3000;
 /// Prefix of the names of FoU links over IPv4, followed by the peer's address as eight hexadecimal digits (Coil v2).
 pub const LINK_PREFIX_FOU_IPV4: &str = "fou4_";
 /// Prefix of the names of FoU links over IPv6, followed by the first four bytes of the SHA-1 of the peer's address (Coil v2).
@@ -113,6 +144,8 @@ pub const MARK_MASK: u32 = 0x60;
 pub const MARK_FROM_WIREGUARD: u32 = 0x20;
 /// Mark of packets that are to enter WireGuard (KubeSpan).
 pub const MARK_TO_WIREGUARD: u32 = 0x40;
+/// Mark of packets of this host that go past the mesh although their destination is in it, and look for a route again (own).
+pub const MARK_PAST_MESH: u32 = 0x60;
 /// Bit of the mark of forwarded packets that firewalls of other programs are to accept: those of pods, and those between members
 /// of the mesh. Only where such a firewall drops the others (own).
 pub const MARK_FORWARD: u32 = 0x10;
@@ -141,6 +174,26 @@ pub const NFT_SET_OWN_IPV4: &str = "fairlead_own_ipv4";
 /// The same for IPv6 (own).
 pub const NFT_SET_OWN_IPV6: &str = "fairlead_own_ipv6";
 
+/// Set of the IPv4 addresses of the other control-plane nodes, on a control-plane node (own).
+pub const NFT_SET_CONTROL_PLANE_IPV4: &str = "fairlead_control_plane_ipv4";
+/// The same for IPv6 (own).
+pub const NFT_SET_CONTROL_PLANE_IPV6: &str = "fairlead_control_plane_ipv6";
+/// Set of those among them whose tunnel is not up (own).
+pub const NFT_SET_CONTROL_PLANE_DOWN_IPV4: &str = "fairlead_control_plane_down_ipv4";
+/// The same for IPv6 (own).
+pub const NFT_SET_CONTROL_PLANE_DOWN_IPV6: &str = "fairlead_control_plane_down_ipv6";
+/// TCP ports by which control-plane nodes need each other before there is a mesh, and whose protocols encrypt themselves: etcd's clients and its
+/// members, API server, kubelet (Kubernetes, "Ports and Protocols").
+pub const CONTROL_PLANE_PORTS: [u16; 4] = [2379, 2380, 6443, 10250];
+/// Label of Nodes that are control-plane nodes (Kubernetes). Kubelets cannot set it (admission plugin NodeRestriction).
+pub const LABEL_CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
+/// Chain that marks packets of other nodes which come past the mesh (own).
+pub const NFT_CHAIN_ARRIVING: &str = "fairlead_arriving";
+/// Chain that gives packets into the mesh an address of this node which other nodes accept (own).
+pub const NFT_CHAIN_SOURCES: &str = "fairlead_sources";
+/// Bit of the mark of packets that kube-proxy is to masquerade (its `masqueradeBit`, 14 unless configured).
+pub const MARK_KUBE_PROXY_MASQUERADE: u32 = 0x4000;
+
 /// nftables table that drops packets of pods with another's source address, family `inet` (own).
 pub const NFT_TABLE_SOURCE_CHECK: &str = "fairlead_source_check";
 /// nftables table that masquerades packets of pods that leave the cluster, family `inet` (own).
@@ -156,6 +209,8 @@ pub const NFT_TABLE_EGRESS_CLIENT: &str = "fairlead_egress_client";
 /// nftables table that joins the path socket to the port of the kernel's WireGuard, family `inet` (own).
 pub const NFT_TABLE_PATH_SOCKET: &str = "fairlead_path_socket";
 
+/// nftables table that drops and counts what is for the mesh and leaves outside of it, family `inet` (own).
+pub const NFT_TABLE_GUARD: &str = "fairlead_guard";
 /// nftables table that says who may send packets to the tunnels of the location, family `inet` (own).
 pub const NFT_TABLE_ENCAPSULATION: &str = "fairlead_encapsulation";
 /// Name of the tunnel of IPv4 in IPv4 to nodes of the location (own).
@@ -206,6 +261,23 @@ pub const POD_GATEWAY_IPV6: std::net::Ipv6Addr = std::net::Ipv6Addr::new(0xfe80,
 
 /// The node program: its DaemonSet, its container and `argv[0]` (Coil v2).
 pub const NODE_PROGRAM: &str = "coild";
+/// Programs that enforce NetworkPolicies, by the names of their DaemonSets or labels: Calico (also with Flannel as Canal), Cilium, kube-router,
+/// kube-network-policies of SIG Network, Antrea, Weave Net, OVN-Kubernetes, Kube-OVN, Azure's, AWS's agent and kindnet.
+pub const NETWORK_POLICY_ENFORCERS: [&str; 13] = [
+    "antrea",
+    "antrea-agent",
+    "aws-node",
+    "azure-npm",
+    "calico-node",
+    "canal",
+    "cilium",
+    "kindnet",
+    "kube-network-policies",
+    "kube-ovn-cni",
+    "kube-router",
+    "ovnkube-node",
+    "weave-net",
+];
 /// The controller: its Deployment and `argv[0]` (Coil v2).
 pub const CONTROLLER_PROGRAM: &str = "coil-ipam-controller";
 /// The init container that prepares a node, and its `argv[0]` (Coil v2).

@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use std::pin::pin;
 use std::time::Instant;
 
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, stream};
 use kube::runtime::reflector::{self, Lookup, Store};
 use kube::runtime::watcher::Event;
 use kube::runtime::{WatchStreamExt, watcher};
@@ -26,6 +26,7 @@ use crate::subsystem::Subsystem;
 pub const WATCH_SECONDS: RangeInclusive<u32> = 40..=60;
 
 /// Objects of one kind as last seen.
+#[derive(Clone)]
 pub struct Cache<K: Lookup + Clone + 'static>
 where
     K::DynamicType: Hash + Eq + Clone + Debug + Default,
@@ -223,6 +224,34 @@ pub fn parsed<K, T>(
     events.map(move |event| event.map(&parsed))
 }
 
+/// The events of a watch in which an object is gone as soon as it is being deleted, whatever finalizers hold it. A list says so of such
+/// objects after its end: an earlier list may have had them.
+pub fn without_deleted<K: Resource>(
+    events: impl Stream<Item = watcher::Result<Event<K>>>,
+) -> impl Stream<Item = watcher::Result<Event<K>>> {
+    let mut listed: Vec<K> = Vec::new();
+    let is_deleted = |object: &K| object.meta().deletion_timestamp.is_some();
+    events.flat_map(move |event| {
+        let gone = match &event {
+            Ok(Event::Init) => {
+                listed.clear();
+                Vec::new()
+            }
+            Ok(Event::InitDone) => std::mem::take(&mut listed),
+            _ => Vec::new(),
+        };
+        let event = match event {
+            Ok(Event::Apply(object)) if is_deleted(&object) => Some(Ok(Event::Delete(object))),
+            Ok(Event::InitApply(object)) if is_deleted(&object) => {
+                listed.push(object);
+                None
+            }
+            event => Some(event),
+        };
+        stream::iter(event.into_iter().chain(gone.into_iter().map(|object| Ok(Event::Delete(object)))))
+    })
+}
+
 /// The watch parameters every cache uses.
 pub fn config() -> watcher::Config {
     watcher::Config::default().timeout(rand::random_range(WATCH_SECONDS))
@@ -232,7 +261,6 @@ pub fn config() -> watcher::Config {
 mod tests {
     use std::collections::BTreeSet;
 
-    use futures::stream;
     use k8s_openapi::api::core::v1::Namespace;
     use kube::core::{ObjectMeta, Status};
 
@@ -291,6 +319,37 @@ mod tests {
         update.await;
         assert_eq!(deletions.recv().await, Some(Some("a".to_owned())));
         assert!(deletions.recv().await.is_none() && cache.store.state().is_empty());
+    }
+
+    /// A finalizer holds what the holder of a stolen token wants to stay.
+    #[tokio::test]
+    async fn an_object_that_is_being_deleted_is_gone_whatever_holds_it() {
+        let named = |name: &str, is_deleted: bool| {
+            let since = is_deleted.then_some("2026-01-01T00:00:00Z");
+            let metadata = serde_json::json!({ "name": name, "deletionTimestamp": since });
+            let metadata: ObjectMeta = serde_json::from_value(metadata).unwrap();
+            Namespace { metadata, ..Namespace::default() }
+        };
+        let events = [
+            Event::Init,
+            Event::InitApply(named("a", true)),
+            Event::InitApply(named("b", false)),
+            Event::InitApply(named("c", false)),
+            Event::InitDone,
+            Event::Apply(named("b", true)),
+            Event::Delete(named("b", true)),
+        ];
+        let (noted, mut deletions) = tokio::sync::mpsc::unbounded_channel();
+        let note = move |namespace: &Namespace| noted.send(namespace.metadata.name.clone()).unwrap();
+        let events = without_deleted(stream::iter(events.map(Ok)));
+        let (cache, update) = super::cache("Namespaces", events, note);
+        update.await;
+        let left: Vec<_> = cache.store.state().iter().filter_map(|it| it.metadata.name.clone()).collect();
+        assert_eq!(left, ["c"]);
+        for name in ["a", "b", "b"] {
+            assert_eq!(deletions.recv().await, Some(Some(name.to_owned())));
+        }
+        assert!(deletions.recv().await.is_none());
     }
 
     #[test]

@@ -2,11 +2,14 @@
 //!
 //! * [`Limits`] and [`serve`]: a server that clients without credentials cannot exhaust.
 //! * [`probes`]: `/healthz` and `/readyz`.
+//! * [`restrict`]: routes that only some addresses may read.
 //! * [`metrics`]: `/metrics`, in both formats of Prometheus; [`serve_metrics`] can restrict it to those whom the API server
 //!   allows it. [`json`] adds data beside them.
 
 mod auth;
+mod encoded;
 mod server;
+mod sources;
 mod tls;
 
 use std::net::SocketAddr;
@@ -21,7 +24,9 @@ use kube::Client;
 use serde::Serialize;
 
 pub use server::{Limits, Plain, Transport, serve};
+pub use sources::restrict;
 
+use self::encoded::Encoded;
 use crate::metrics::Exposition;
 use crate::subsystem::{Health, Report, Subsystem};
 
@@ -74,13 +79,14 @@ pub fn serve_metrics(
     Ok(())
 }
 
-/// Routes of the metrics port: `/metrics`. Clients that accept OpenMetrics get it, others the text format.
+/// Routes of the metrics port: `/metrics`. Clients that accept OpenMetrics get it, others the text format, which may be as old as ten times the time
+/// that its encoding took.
 pub fn metrics(scrape: impl Fn(Exposition) -> String + Send + Sync + 'static) -> Router {
-    let scrape = Arc::new(scrape);
+    let scrape = Encoded::new(scrape);
     let answer = move |headers: HeaderMap| async move {
         let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
         let exposition = Exposition::accepted(accepted);
-        ([(header::CONTENT_TYPE, exposition.content_type())], scrape(exposition)).into_response()
+        ([(header::CONTENT_TYPE, exposition.content_type())], scrape.text(exposition)).into_response()
     };
     Router::new().route("/metrics", get(answer))
 }

@@ -7,6 +7,7 @@
 //! * [`local_api`]: what takes the place of the API server on a node without Kubernetes.
 //! * [`metrics`]: what the metrics of all programs share.
 //! * [`naming`]: names in messages for operators.
+//! * [`network_policies`]: whether NetworkPolicies are enforced.
 //! * [`nodes`]: Nodes reduced to addresses.
 //! * [`pods`]: pods reduced to what addresses need.
 //! * [`process`]: metrics of the process itself.
@@ -25,6 +26,7 @@ pub mod lean;
 pub mod local_api;
 pub mod metrics;
 pub mod naming;
+pub mod network_policies;
 pub mod nodes;
 pub mod pods;
 pub mod process;

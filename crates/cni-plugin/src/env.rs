@@ -67,6 +67,11 @@ pub struct Attachment {
     pub netns_override: bool,
 }
 
+/// Whether the call is a DEL, whatever else is wrong with it.
+pub fn is_del(lookup: impl Fn(&str) -> Option<OsString>) -> bool {
+    lookup("CNI_COMMAND").is_some_and(|command| command == "DEL")
+}
+
 /// Parses the environment. An empty variable counts as a missing one.
 ///
 /// # Errors

@@ -11,6 +11,8 @@ use crate::version::{SpecVersion, to_json};
 pub mod code {
     /// `cniVersion` is a version that is not supported.
     pub const INCOMPATIBLE_VERSION: u32 = 1;
+    /// The container does not exist, so that nothing is left to be removed.
+    pub const UNKNOWN_CONTAINER: u32 = 3;
     /// An environment variable is missing or invalid.
     pub const ENVIRONMENT: u32 = 4;
     /// Standard input or output failed.

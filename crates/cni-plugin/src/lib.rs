@@ -8,17 +8,19 @@
 //! Kubernetes but the keys in `CNI_ARGS`.
 //!
 //! Input is parsed by [`mod@env`] and [`netconf`] and becomes a [`request`]; the answer that [`daemon`] receives becomes a
-//! [`result`] or a [`failure`]. Only [`daemon`] and [`pending`] do I/O; `main.rs` reads, calls and prints. Everything
-//! else is pure.
+//! [`result`] or a [`failure`]. Only [`daemon`], [`pending`] and [`attached`] do I/O; `main.rs` reads, calls and prints.
+//! Everything else is pure.
 //!
 //! The specification: <https://github.com/containernetworking/cni/blob/main/SPEC.md>, versions in [`version`].
 
 pub mod args;
+pub mod attached;
 pub mod daemon;
 pub mod env;
 pub mod failure;
 pub mod netconf;
 pub mod pending;
+pub mod repeatable;
 pub mod request;
 pub mod result;
 pub mod version;

@@ -25,6 +25,7 @@ use fairlead_cluster::events::EventMetrics;
 use fairlead_cluster::http::MetricsAddress;
 use fairlead_cluster::metrics::declare;
 use fairlead_cluster::subsystem::Supervisor;
+pub use fairlead_egress::objects::SeccompDefault;
 use k8s_openapi::api::core::v1::Pod;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -58,6 +59,8 @@ pub struct Settings {
     pub port: u16,
     /// The image of gateways; that of the first container of `pod` if not given.
     pub image: Option<String>,
+    /// Seccomp profile of gateways whose template names none.
+    pub seccomp: SeccompDefault,
     /// The only prefixes in which Egresses may have source addresses.
     pub source_addresses: Vec<ipnet::IpNet>,
     /// The pod of this replica, if it is known.

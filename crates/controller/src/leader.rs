@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use fairlead_api::names::LABEL_CONTROL_PLANE;
 use fairlead_api::resources::{
     AddressBlock, AddressPool, BlockRequest, Egress, NodeFilters, NodeLocation, Topology, WireKubeMesh,
     WireKubePeer,
@@ -17,6 +18,7 @@ use fairlead_cluster::subsystem::{Subsystem, Supervisor};
 use fairlead_ipam::orphans::Graces;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, NodeCondition, NodeSpec, NodeStatus};
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::runtime::events::Reporter;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
@@ -25,15 +27,21 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use tokio::sync::watch;
 
 use crate::deleted_peers::{self, Noted};
 use crate::grants::{self, GrantMetrics};
 use crate::known_blocks::KnownBlocks;
+use crate::network_unavailable::NETWORK_UNAVAILABLE;
 use crate::orphans::{self, OrphanMetrics};
 use crate::relay::Reconciler;
 use crate::stores::Stores;
+use crate::used_ranges::{Sources, Used};
 use crate::work_queue::{ReconcileMetrics, WorkQueueMetrics};
-use crate::{discovery, granularity, leadership, mesh, peer_facts, pools, without_effect};
+use crate::{
+    discovery, granularity, leadership, mesh, network_policies, network_unavailable, peer_facts, pools,
+    stray_peers, used_ranges, without_effect,
+};
 
 /// Pauses of the leader before and between parts of its work.
 #[derive(Debug, Clone, Copy)]
@@ -61,7 +69,7 @@ pub(crate) fn start(
     let reporter = Reporter::from("fairlead-controller");
     let events = EventPublisher::start(subsystem, client.clone(), reporter, metrics.events.clone());
     caches.start_blocks(subsystem, client, stores, &events, metrics, pauses);
-    caches.start_services(subsystem, client, identity);
+    caches.start_services(subsystem, client, identity, &events);
     caches.start_mesh(subsystem, client, events);
 }
 
@@ -78,6 +86,7 @@ struct Caches {
     /// Deletions of peers.
     noted: Noted,
     egresses: Cache<Egress>,
+    services: Cache<ServiceCIDR>,
 }
 
 impl Caches {
@@ -98,11 +107,13 @@ impl Caches {
         let nodes = caches::start(subsystem, "Nodes", nodes);
         let meshes = caches::watch_all(subsystem, "WireKubeMeshes", client, config());
         let peers = watcher(Api::all(client.clone()), config()).modify(lean::any);
+        let peers = caches::without_deleted(peers);
         let noted = Noted::default();
         let noting = noted.clone();
         let peers = caches::start_noting(subsystem, "WireKubePeers", peers, move |peer| noting.note(peer));
         let egresses = caches::watch_all(subsystem, "Egresses", client, config());
-        Self { blocks, known, pools, requests, nodes, meshes, peers, noted, egresses }
+        let services = caches::watch_all(subsystem, "ServiceCIDRs", client, config());
+        Self { blocks, known, pools, requests, nodes, meshes, peers, noted, egresses, services }
     }
 
     fn stores(&self) -> Stores {
@@ -131,24 +142,56 @@ impl Caches {
         let grants =
             grants::run(client.clone(), stores.clone(), changed, metrics.grants.clone(), pauses.hold_off);
         subsystem.spawn("grants", stores.clone().then(grants));
-        let changes = [self.pools.subscribe(), self.blocks.subscribe()];
-        let pools =
-            pools::run(client.clone(), stores.clone(), changes, events.clone(), metrics.reconciles.clone());
+        let (used, changed) = self.start_ranges(subsystem, client, events);
+        let changes = [self.pools.subscribe(), self.blocks.subscribe(), changed];
+        let counts = metrics.reconciles.clone();
+        let pools = pools::run(client.clone(), stores.clone(), changes, used, events.clone(), counts);
         subsystem.spawn("pools", stores.clone().then(pools));
         let changes = [self.nodes.subscribe(), self.blocks.subscribe()];
         let orphans = orphans::run(client.clone(), stores.clone(), changes, metrics.orphans.clone(), pauses);
         subsystem.spawn("orphans", stores.then(orphans));
     }
 
-    /// Starts to name fields that have no effect, and to make the relay and the Secret that the mesh asks for.
-    fn start_services(&self, subsystem: &mut Subsystem, client: &Client, identity: &str) {
-        let Self { meshes, egresses, .. } = self;
+    /// Starts to collect the ranges that something else uses than the pools; returns them, and a number that grows when they change.
+    fn start_ranges(
+        &self,
+        subsystem: &mut Subsystem,
+        client: &Client,
+        events: &EventPublisher,
+    ) -> (watch::Receiver<Used>, watch::Receiver<u64>) {
+        let (ranges, used) = watch::channel(None);
+        let (generation, changed) = watch::channel(0);
+        let sources = Sources {
+            nodes: self.nodes.clone(),
+            pools: self.pools.clone(),
+            meshes: self.meshes.clone(),
+            services: self.services.clone(),
+        };
+        let ranges = used_ranges::run(client.clone(), sources, ranges, generation, events.clone());
+        subsystem.spawn("ranges in use", ranges);
+        (used, changed)
+    }
+
+    /// Starts to name fields that have no effect, to tell Kubernetes where there is a network, and to make the relay and the Secret that the
+    /// mesh asks for.
+    fn start_services(
+        &self,
+        subsystem: &mut Subsystem,
+        client: &Client,
+        identity: &str,
+        events: &EventPublisher,
+    ) {
+        let Self { meshes, egresses, nodes, .. } = self;
         let changes = [meshes.subscribe(), egresses.subscribe()];
         let ignored =
             without_effect::run(client.clone(), meshes.store.clone(), egresses.store.clone(), changes);
         subsystem.spawn("conditions of what has no effect", ignored);
         let relay = Reconciler::new(client.clone(), meshes.store.clone(), identity.to_owned());
         subsystem.spawn("relay", relay.run(meshes.subscribe()));
+        let network =
+            network_unavailable::run(client.clone(), nodes.store.clone(), nodes.subscribe(), events.clone());
+        subsystem.spawn("conditions of Nodes", network);
+        subsystem.spawn("NetworkPolicies", network_policies::run(client.clone(), events.clone()));
         let secret = discovery::run(client.clone(), meshes.store.clone(), meshes.subscribe());
         subsystem.spawn("secret for discovery", secret);
     }
@@ -160,12 +203,26 @@ impl Caches {
         let all_meshes = meshes.store.clone();
         let all_nodes = nodes.store.clone();
         let all_peers = peers.store.clone();
-        let granularity = granularity::run(client.clone(), all_meshes, all_nodes, all_peers, changes, events);
+        let granularity = granularity::run(
+            client.clone(),
+            all_meshes,
+            all_nodes.clone(),
+            all_peers.clone(),
+            changes,
+            events.clone(),
+        );
         subsystem.spawn("granularity", granularity);
         let changes = [nodes.subscribe(), peers.subscribe(), meshes.subscribe()];
-        let facts =
-            peer_facts::run(client.clone(), nodes.store, peers.store.clone(), meshes.store.clone(), changes);
-        subsystem.spawn("facts of Nodes", facts);
+        let sources = peer_facts::Sources {
+            nodes: nodes.store.clone(),
+            peers: peers.store.clone(),
+            meshes: meshes.store.clone(),
+            watches: changes,
+        };
+        subsystem.spawn("facts of Nodes", peer_facts::run(client.clone(), sources, events));
+        let changes = [nodes.subscribe(), peers.subscribe()];
+        let stray = stray_peers::run(client.clone(), all_nodes, all_peers, changes);
+        subsystem.spawn("WireKubePeers of deleted Nodes", stray);
         let changes = [meshes.subscribe(), peers.subscribe()];
         let deleted =
             deleted_peers::run(client.clone(), meshes.store.clone(), peers.store.clone(), noted, changes);
@@ -176,12 +233,12 @@ impl Caches {
 }
 
 /// Node objects are large, and change with every heartbeat.
-fn trim_node(node: &mut Node) {
+pub(crate) fn trim_node(node: &mut Node) {
     let labels = node.metadata.labels.take();
     let annotations = node.metadata.annotations.take();
     lean::identified(node);
     node.metadata.labels = labels.map(|mut labels| {
-        labels.retain(|name, _| Topology::may_be_location(name));
+        labels.retain(|name, _| Topology::may_be_location(name) || name == LABEL_CONTROL_PLANE);
         labels
     });
     node.metadata.annotations =
@@ -194,9 +251,11 @@ fn trim_node(node: &mut Node) {
     node.spec = networks;
     let NodeStatus { addresses, mut capacity, conditions, .. } = node.status.take().unwrap_or_default();
     let conditions = conditions.map(|mut conditions| {
-        conditions.retain(|condition| condition.type_ == "Ready");
-        let without_times =
-            |NodeCondition { type_, status, .. }| NodeCondition { type_, status, ..NodeCondition::default() };
+        conditions.retain(|condition| ["Ready", NETWORK_UNAVAILABLE].contains(&condition.type_.as_str()));
+        let without_times = |NodeCondition { type_, status, reason, .. }| {
+            let reason = reason.filter(|_| type_ == NETWORK_UNAVAILABLE);
+            NodeCondition { type_, status, reason, ..NodeCondition::default() }
+        };
         conditions.into_iter().map(without_times).collect()
     });
     if let Some(capacity) = &mut capacity {

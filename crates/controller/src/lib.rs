@@ -21,6 +21,8 @@ mod leadership;
 mod lease;
 mod mesh;
 mod mesh_addresses;
+mod network_policies;
+mod network_unavailable;
 mod orphans;
 mod peer_facts;
 mod pool_status;
@@ -29,8 +31,10 @@ mod program;
 mod relay;
 mod replica;
 mod stores;
+mod stray_peers;
 #[cfg(test)]
 mod tests;
+mod used_ranges;
 mod without_effect;
 mod work_queue;
 

@@ -74,6 +74,12 @@ async fn try_release(client: &Client, block: &AddressBlock, metrics: &OrphanMetr
     match outcome {
         Ok(Outcome::Freed) => tracing::info!(block = name, node, "released the block of a deleted Node"),
         Ok(Outcome::Kept) => {}
+        Ok(Outcome::Held(ref finalizers)) => tracing::warn!(
+            block = name,
+            node,
+            finalizers = finalizers.join(", "),
+            "the block of a deleted Node is deleted, and finalizers of other programs keep it; remove them, or wait for these programs"
+        ),
         Ok(Outcome::InUse) => {
             tracing::info!(block = name, node, "kept the block of a deleted Node: Pods of it are left");
         }
@@ -88,8 +94,10 @@ async fn try_release(client: &Client, block: &AddressBlock, metrics: &OrphanMetr
 /// Outcome of an attempt to free an orphaned block.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// The block is deleted.
+    /// The block is gone.
     Freed,
+    /// The block is being deleted, and exists until these finalizers of others are gone.
+    Held(Vec<String>),
     /// Pods of its Node are left.
     InUse,
     /// The block is no orphan: its Node exists again, or the object has changed.
@@ -103,7 +111,7 @@ pub(crate) struct OrphanMetrics(Family<[(&'static str, &'static str); 1], Counte
 impl OrphanMetrics {
     /// Declares them in `registry`.
     pub(crate) fn register(registry: &mut Registry) -> Self {
-        let help = "Blocks of deleted Nodes: freed, in use by Pods, kept because something changed meanwhile, or failed";
+        let help = "Blocks of deleted Nodes: freed, held by finalizers of others, in use by Pods, kept because something changed meanwhile, or failed";
         Self(declare(registry, "orphan_blocks", help))
     }
 
@@ -111,6 +119,7 @@ impl OrphanMetrics {
     pub(crate) fn count(&self, outcome: Option<&Outcome>) {
         let result = match outcome {
             Some(Outcome::Freed) => "freed",
+            Some(Outcome::Held(_)) => "held",
             Some(Outcome::InUse) => "in_use",
             Some(Outcome::Kept) => "kept",
             None => "failed",
@@ -146,7 +155,10 @@ async fn release(client: &Client, block: &AddressBlock) -> Result<Outcome, kube:
         return Ok(Outcome::Kept);
     }
     let removed = remove_finalizer(&blocks, &present, COIL_FINALIZER).await;
-    removed.map_or_else(if_stale, |_| Ok(Outcome::Freed))
+    removed.map_or_else(if_stale, |left| match left.finalizers() {
+        [] => Ok(Outcome::Freed),
+        held => Ok(Outcome::Held(held.to_vec())),
+    })
 }
 
 /// The label of a block made by hand may be no name of a Node, and must not get into a URL then.
@@ -216,6 +228,7 @@ mod tests {
         pods: usize,
         writes: Mutex<Vec<(String, serde_json::Value)>>,
         delete: u16,
+        finalizers: Mutex<Vec<String>>,
     }
 
     async fn answer(State(server): State<Arc<Server>>, request: Request) -> Response {
@@ -228,7 +241,12 @@ mod tests {
             (StatusCode::from_u16(code).unwrap(), status.to_string()).into_response()
         };
         if parts.method != "GET" {
-            server.writes.lock().unwrap().push((call.clone(), serde_json::from_slice(&body).unwrap()));
+            let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+            if let Some(left) = body["metadata"]["finalizers"].as_array() {
+                let left = left.iter().filter_map(|it| it.as_str().map(str::to_owned));
+                *server.finalizers.lock().unwrap() = left.collect();
+            }
+            server.writes.lock().unwrap().push((call.clone(), body));
         }
         match call.split('/').nth(1) {
             Some("api") if parts.uri.path().ends_with("/pods") => {
@@ -248,7 +266,11 @@ mod tests {
             }
             Some("api") => failure(404),
             _ if call.starts_with("DELETE") && server.delete != 200 => failure(server.delete),
-            _ => serde_json::to_string(&*block(Some("gone"), None)).unwrap().into_response(),
+            _ => {
+                let mut present = AddressBlock::clone(&block(Some("gone"), None));
+                present.metadata.finalizers = Some(server.finalizers.lock().unwrap().clone());
+                serde_json::to_string(&present).unwrap().into_response()
+            }
         }
     }
 
@@ -258,9 +280,15 @@ mod tests {
         second: bool,
         pods: usize,
         delete: u16,
+        finalizers: &[&str],
     ) -> (Outcome, Vec<(String, serde_json::Value)>) {
-        let server =
-            Server { nodes: Mutex::new(vec![second, first]), pods, writes: Mutex::default(), delete };
+        let server = Server {
+            nodes: Mutex::new(vec![second, first]),
+            pods,
+            writes: Mutex::default(),
+            delete,
+            finalizers: Mutex::new(finalizers.iter().copied().map(str::to_owned).collect()),
+        };
         let server = Arc::new(server);
         let router = axum::Router::new().fallback(answer).with_state(Arc::clone(&server));
         let outcome = release(&Client::new(router, "default"), &block(Some("gone"), None)).await.unwrap();
@@ -268,10 +296,21 @@ mod tests {
         (outcome, writes)
     }
 
+    const OWN: &[&str] = &[COIL_FINALIZER];
+
+    #[tokio::test]
+    async fn a_block_that_finalizers_of_others_keep_is_not_reported_as_freed() {
+        let (outcome, _) = releasing(false, false, 0, 200, OWN).await;
+        assert_eq!(outcome, Outcome::Freed);
+        let (outcome, writes) = releasing(false, false, 0, 200, &["of.another/one"]).await;
+        assert_eq!(outcome, Outcome::Held(vec!["of.another/one".to_owned()]), "{writes:?}");
+    }
+
     #[tokio::test]
     async fn only_the_object_that_was_read_is_deleted() {
-        let (outcome, writes) = releasing(false, false, 0, 200).await;
-        assert_eq!((outcome, writes.len()), (Outcome::Freed, 2), "{writes:?}");
+        let (outcome, writes) = releasing(false, false, 0, 200, &[COIL_FINALIZER, "of.another/one"]).await;
+        let held = Outcome::Held(vec!["of.another/one".to_owned()]);
+        assert_eq!((outcome, writes.len()), (held, 2), "{writes:?}");
         assert!(writes[0].0.starts_with("DELETE "), "{writes:?}");
         assert_eq!(writes[0].1["preconditions"], serde_json::json!({"uid": "u", "resourceVersion": "7"}));
         let finalizers = serde_json::json!({"finalizers": ["of.another/one"], "resourceVersion": "7"});
@@ -280,18 +319,18 @@ mod tests {
 
     #[tokio::test]
     async fn a_block_that_changed_or_whose_node_exists_again_is_kept() {
-        let (outcome, writes) = releasing(true, true, 0, 200).await;
+        let (outcome, writes) = releasing(true, true, 0, 200, OWN).await;
         assert_eq!((outcome, writes.len()), (Outcome::Kept, 0), "{writes:?}");
-        let (outcome, writes) = releasing(false, false, 0, 409).await;
+        let (outcome, writes) = releasing(false, false, 0, 409, OWN).await;
         assert_eq!((outcome, writes.len()), (Outcome::Kept, 1), "{writes:?}");
         // The Node was created between the two reads: its program owns the finalizer.
-        let (outcome, writes) = releasing(false, true, 0, 200).await;
+        let (outcome, writes) = releasing(false, true, 0, 200, OWN).await;
         assert_eq!((outcome, writes.len()), (Outcome::Kept, 1), "{writes:?}");
     }
 
     #[tokio::test]
     async fn a_block_is_kept_while_pods_of_its_node_are_left() {
-        let (outcome, writes) = releasing(false, false, 1, 200).await;
+        let (outcome, writes) = releasing(false, false, 1, 200, OWN).await;
         assert_eq!((outcome, writes.len()), (Outcome::InUse, 0), "{writes:?}");
     }
 }

@@ -1,11 +1,11 @@
 //! Copies what Nodes say to the WireKubePeers of the same names, with the addresses on the mesh that nodes are given. Every node program watches all WireKubePeers, and would have to watch all
 //! Nodes, which change with each heartbeat, to know these few facts. It costs one write for each change of a fact.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::time::Duration;
 
+use fairlead_api::names::LABEL_CONTROL_PLANE;
 use fairlead_api::resources::{NodeFacts, NodeFilters, NodeLocation, Topology, WireKubeMesh, WireKubePeer};
+use fairlead_cluster::events::EventPublisher;
 use fairlead_cluster::writes::apply_status;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
@@ -15,9 +15,13 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use self::addresses::Addresses;
+use self::beliefs::Beliefs;
+use self::internal_ips::Judged;
 use crate::changes::Changes;
 
 mod addresses;
+mod beliefs;
+mod internal_ips;
 
 /// Field manager of `status.node`.
 const MANAGER: &str = "fairlead-controller-node";
@@ -30,16 +34,26 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(3);
 /// Writes at a time.
 const CONCURRENCY: usize = 8;
 
+/// Objects that the copies are made of, and signals of their changes.
+pub(crate) struct Sources {
+    pub(crate) nodes: Store<Node>,
+    pub(crate) peers: Store<WireKubePeer>,
+    pub(crate) meshes: Store<WireKubeMesh>,
+    pub(crate) watches: [watch::Receiver<u64>; 3],
+}
+
 /// Keeps the copies current forever, and gives nodes addresses on the mesh.
-pub(crate) async fn run(
-    client: Client,
-    nodes: Store<Node>,
-    peers: Store<WireKubePeer>,
-    meshes: Store<WireKubeMesh>,
-    watches: [watch::Receiver<u64>; 3],
-) {
+pub(crate) async fn run(client: Client, sources: Sources, events: EventPublisher) {
+    let Sources { nodes, peers, meshes, mut watches } = sources;
+    // In half a list the Node is missing that had an address first.
+    for watch in &mut watches {
+        if watch.wait_for(|generation| *generation > 0).await.is_err() {
+            return;
+        }
+    }
     let api: Api<WireKubePeer> = Api::all(client.clone());
-    let mut addresses = Addresses::new(client);
+    let mut addresses = Addresses::new(client.clone());
+    let mut beliefs = Beliefs::new(client, events);
     let mut changes = Changes { watches, resync: RESYNC_INTERVAL, debounce: DEBOUNCE };
     loop {
         let peers = peers.state();
@@ -47,16 +61,20 @@ pub(crate) async fn run(
         let meshes = meshes.state();
         let is_complete = addresses.update(&meshes, &peers, &all).await;
         let mesh = WireKubeMesh::selected(&meshes);
+        let judged = beliefs.judge(mesh, &peers, &all);
         let topology = mesh.and_then(|mesh| mesh.spec.topology.clone()).unwrap_or_default();
         changes.resync = if is_complete { RESYNC_INTERVAL } else { RETRY_INTERVAL };
         // What a Node said stays after the Node is gone: its peer is deleted with it.
         let due = peers.iter().filter_map(|peer| {
             let node = nodes.get(&ObjectRef::new(&peer.name_any()))?;
-            Some((peer.name_any(), due(peer, &node, &topology, addresses.of(peer))?))
+            let judged = judged.get(&peer.name_any()).cloned().unwrap_or_default();
+            Some((peer.name_any(), due(peer, &node, &judged, &topology, addresses.of(peer))?))
         });
         futures::stream::iter(due)
             .for_each_concurrent(CONCURRENCY, |(name, facts)| write(&api, name, facts))
             .await;
+        // The peers come first: others wait for them.
+        beliefs.publish(mesh, &judged).await;
         changes.next().await;
     }
 }
@@ -72,23 +90,28 @@ async fn write(api: &Api<WireKubePeer>, name: String, facts: NodeFacts) {
 }
 
 /// Facts to write to the peer; `None` if its status has them.
-fn due(peer: &WireKubePeer, node: &Node, topology: &Topology, mesh_ips: Vec<String>) -> Option<NodeFacts> {
-    let facts = NodeFacts { mesh_ips, ..facts(node, topology) };
+fn due(
+    peer: &WireKubePeer,
+    node: &Node,
+    judged: &Judged,
+    topology: &Topology,
+    mesh_ips: Vec<String>,
+) -> Option<NodeFacts> {
+    let facts = NodeFacts { mesh_ips, ..facts(node, judged, topology) };
     let present = peer.status.as_ref().and_then(|status| status.node.as_ref());
     (present != Some(&facts)).then_some(facts)
 }
 
-/// Facts about a Node. Pure. Addresses that do not parse are left out; the order is always the same.
-fn facts(node: &Node, topology: &Topology) -> NodeFacts {
-    let addresses = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
-    let internal = addresses.filter(|address| address.type_ == "InternalIP");
-    let internal: BTreeSet<IpAddr> = internal.filter_map(|address| address.address.parse().ok()).collect();
+/// Facts about a Node. Pure. The order of addresses is always the same.
+fn facts(node: &Node, judged: &Judged, topology: &Topology) -> NodeFacts {
     // What it cannot read there, the node itself reports.
     let (location, _) = NodeLocation::of(node, topology);
     let (filters, _) = NodeFilters::of(node);
     let endpoint_filters = filters.published.map(|it| it.entries().iter().map(ToString::to_string).collect());
     NodeFacts {
-        internal_ips: internal.iter().map(ToString::to_string).collect(),
+        internal_ips: judged.believed.iter().map(ToString::to_string).collect(),
+        first_internal_ips: judged.first.iter().map(ToString::to_string).collect(),
+        is_control_plane: node.labels().contains_key(LABEL_CONTROL_PLANE),
         location: Some(location),
         endpoint_filters,
         pod_cidrs: NodeFacts::pod_cidrs_of(node).iter().map(ToString::to_string).collect(),
@@ -99,6 +122,25 @@ fn facts(node: &Node, topology: &Topology) -> NodeFacts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As of a Node that is alone.
+    fn due(
+        peer: &WireKubePeer,
+        node: &Node,
+        topology: &Topology,
+        mesh_ips: Vec<String>,
+    ) -> Option<NodeFacts> {
+        super::due(peer, node, &judged(node), topology, mesh_ips)
+    }
+
+    fn facts(node: &Node, topology: &Topology) -> NodeFacts {
+        super::facts(node, &judged(node), topology)
+    }
+
+    fn judged(node: &Node) -> Judged {
+        let believed = beliefs::internal_ips(node);
+        Judged { first: believed.clone(), believed, ..Judged::default() }
+    }
 
     fn node(addresses: &[(&str, &str)]) -> Node {
         let addresses: Vec<_> =
@@ -218,6 +260,35 @@ mod tests {
             due(&written, &with(json!({})), &Topology::default(), Vec::new()).unwrap().endpoint_filters,
             None
         );
+    }
+
+    /// Two sites may have the same private addresses, and packets in a location need its own.
+    #[test]
+    fn an_address_that_is_not_believed_is_one_in_its_location_all_the_same() {
+        let node = node(&[("InternalIP", "10.0.0.7"), ("InternalIP", "10.0.0.8")]);
+        let other = "10.0.0.8".parse().unwrap();
+        let mut judged = judged(&node);
+        judged.believed.remove(&other);
+        judged.refused.insert(other, internal_ips::Why::Held("n2".to_owned()));
+        let facts = super::facts(&node, &judged, &Topology::default());
+        assert_eq!(facts.internal_ips, ["10.0.0.7"]);
+        assert!(facts.location.unwrap().internal_ips.contains(&"10.0.0.8".to_owned()));
+    }
+
+    #[test]
+    fn a_control_plane_node_is_written_once_and_once_more_when_it_is_none_any_longer() {
+        let mut node = node(&[("InternalIP", "192.0.2.7")]);
+        let worker = facts(&node, &Topology::default());
+        node.metadata.labels =
+            Some([("node-role.kubernetes.io/control-plane".to_owned(), String::new())].into());
+        crate::leader::trim_node(&mut node);
+        let written = peer(&json!({ "node": worker }));
+        let control_plane = due(&written, &node, &Topology::default(), Vec::new()).unwrap();
+        assert!(control_plane.is_control_plane && !worker.is_control_plane);
+        let written = peer(&json!({ "node": control_plane }));
+        assert_eq!(due(&written, &node, &Topology::default(), Vec::new()), None);
+        node.metadata.labels = None;
+        assert_eq!(due(&written, &node, &Topology::default(), Vec::new()), Some(worker));
     }
 
     #[test]

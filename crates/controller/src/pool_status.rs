@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use fairlead_api::conditions::{Finding, condition};
+use fairlead_api::conditions::{Finding, RANGE_IN_USE, RANGE_OF_POD_CIDRS, condition};
 use fairlead_api::resources::{AddressPool, AddressPoolStatus, MAX_LISTED_NODES, NodeBlocks};
 use fairlead_cluster::naming::some_of;
+use fairlead_ipam::used::UsedRange;
 use fairlead_ipam::{BlockIndex, Grant, PoolState, Refusal, Request, block_limit, grant, overlaps};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt;
 
-use crate::grants;
+use crate::{grants, used_ranges};
 
 /// Whether a block can be granted.
 const READY: &str = "Ready";
@@ -38,6 +39,9 @@ pub(crate) enum Reason {
     NodesBelowLimit,
     OutOfBlocks,
     Overlap,
+    PodCidr,
+    RangeFree,
+    RangeInUse,
     SpecDisabled,
     SpecEnabled,
     Terminating,
@@ -57,6 +61,9 @@ impl Reason {
             Self::NodesBelowLimit => "NodesBelowLimit",
             Self::OutOfBlocks => "OutOfBlocks",
             Self::Overlap => "Overlap",
+            Self::PodCidr => RANGE_OF_POD_CIDRS,
+            Self::RangeFree => used_ranges::FREE,
+            Self::RangeInUse => RANGE_IN_USE,
             Self::SpecDisabled => "SpecDisabled",
             Self::SpecEnabled => "SpecEnabled",
             Self::Terminating => "Terminating",
@@ -70,6 +77,8 @@ pub(crate) struct Cluster<'a> {
     pools: BTreeMap<String, PoolState>,
     blocks: &'a BlockIndex,
     pod_capacities: &'a BTreeMap<String, u32>,
+    /// Ranges that something else uses than the pools.
+    used: &'a [UsedRange],
 }
 
 /// Whether a condition is true, the reason, and the message.
@@ -80,8 +89,9 @@ impl<'a> Cluster<'a> {
         pools: &[Arc<AddressPool>],
         blocks: &'a BlockIndex,
         pod_capacities: &'a BTreeMap<String, u32>,
+        used: &'a [UsedRange],
     ) -> Self {
-        Self { pools: grants::pool_states(pools), blocks, pod_capacities }
+        Self { pools: grants::pool_states(pools), blocks, pod_capacities, used }
     }
 
     /// Numbers of blocks of a pool by node; those without a node are under the empty name.
@@ -135,6 +145,7 @@ impl<'a> Cluster<'a> {
             (DISABLED, disabled(pool)),
             (EXHAUSTED, self.exhausted(&name, refusal.as_ref(), blocks)),
             (OVERLAPPING, self.overlapping(&name)),
+            (RANGE_IN_USE, self.range_in_use(&name)),
             (LIMITED, self.limited(pool, by_node)),
         ]
         .map(|(type_, (holds, reason, message))| {
@@ -177,6 +188,18 @@ impl<'a> Cluster<'a> {
         let message =
             format!("{named}: as many blocks as the pod capacity allows; no more are granted to them");
         (true, Reason::NodesAtLimit, message)
+    }
+
+    fn range_in_use(&self, name: &str) -> Verdict {
+        let nets = self.pools.get(name).and_then(|state| state.parsed.as_ref().ok());
+        let found = nets.and_then(|pool| used_ranges::conflict(pool.nets(), self.used));
+        let Some((message, is_certain)) = found else {
+            let message = "no Service, Node or mesh uses addresses of this pool".to_owned();
+            return (false, Reason::RangeFree, message);
+        };
+        let reason = if is_certain { Reason::RangeInUse } else { Reason::PodCidr };
+        let advice = "subnets cannot be removed from a pool: make another pool, disable this one, and delete it when it is empty";
+        (true, reason, format!("{message}; {advice}"))
     }
 
     fn overlapping(&self, name: &str) -> Verdict {

@@ -4,25 +4,31 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fairlead_api::conditions::RANGE_IN_USE;
 use fairlead_api::names::COIL_FINALIZER;
 use fairlead_api::resources::{AddressPool, AddressPoolStatus};
 use fairlead_cluster::events::{EventPublisher, PendingEvent};
 use fairlead_cluster::writes::{self, is_stale};
 use fairlead_ipam::BlockIndex;
+use fairlead_ipam::used::UsedRange;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use crate::changes::Changes;
 use crate::grants::{lock, pod_capacity};
 use crate::pool_status::{Cluster, EXHAUSTED, LIMITED, OVERLAPPING, Reason};
 use crate::stores::Stores;
+use crate::used_ranges::Used;
 use crate::work_queue::ReconcileMetrics;
 
 /// Changes are collected this long, so that a thousand new blocks cost a few status writes.
 const DEBOUNCE: Duration = Duration::from_millis(500);
 /// Interval without a change, for writes that failed.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(10);
+/// Time that the first look waits for the ranges that something else uses.
+const RANGES: Duration = Duration::from_secs(5);
 
 /// One write.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,9 +54,10 @@ fn actions(
     pools: &[Arc<AddressPool>],
     blocks: &BlockIndex,
     pod_capacities: &BTreeMap<String, u32>,
+    used: &[UsedRange],
     now: jiff::Timestamp,
 ) -> Vec<Action> {
-    let cluster = Cluster::new(pools, blocks, pod_capacities);
+    let cluster = Cluster::new(pools, blocks, pod_capacities, used);
     pools
         .iter()
         .flat_map(|pool| [finalizers(pool, &cluster), status(pool, &cluster, now)])
@@ -92,8 +99,12 @@ fn status(pool: &AddressPool, cluster: &Cluster<'_>, now: jiff::Timestamp) -> Op
             note: condition.message,
         })
     };
-    let conditions =
-        [(EXHAUSTED, Reason::OutOfBlocks), (LIMITED, Reason::NodesAtLimit), (OVERLAPPING, Reason::Overlap)];
+    let conditions = [
+        (EXHAUSTED, Reason::OutOfBlocks),
+        (LIMITED, Reason::NodesAtLimit),
+        (OVERLAPPING, Reason::Overlap),
+        (RANGE_IN_USE, Reason::RangeInUse),
+    ];
     let events = conditions.into_iter().filter_map(event).collect();
     Some(Action::Status { pool: pool.name_any(), status: Box::new(status), events })
 }
@@ -102,11 +113,14 @@ fn status(pool: &AddressPool, cluster: &Cluster<'_>, now: jiff::Timestamp) -> Op
 pub(crate) async fn run(
     client: Client,
     stores: Stores,
-    watches: [watch::Receiver<u64>; 2],
+    watches: [watch::Receiver<u64>; 3],
+    mut used: watch::Receiver<Used>,
     publisher: EventPublisher,
     metrics: ReconcileMetrics,
 ) {
     let api: Api<AddressPool> = Api::all(client);
+    // Without them a range that is in use would seem to be free for a moment.
+    let _ = timeout(RANGES, used.wait_for(Option::is_some)).await;
     let mut changes = Changes { watches, resync: RESYNC_INTERVAL, debounce: DEBOUNCE };
     loop {
         let start = Instant::now();
@@ -116,8 +130,9 @@ pub(crate) async fn run(
         let capacities = capacities.collect();
         let now = jiff::Timestamp::now();
         let pools = stores.pools.state();
+        let used = used.borrow().clone().unwrap_or_default();
         // Grants wait meanwhile: of the index of all blocks only counts are read, which takes as long as one grant.
-        let actions = actions(&pools, lock(&stores.known).current(start), &capacities, now);
+        let actions = actions(&pools, lock(&stores.known).current(start), &capacities, &used, now);
         for action in actions {
             match apply(&api, &publisher, action).await {
                 Err(error) if !is_stale(&error) => {
@@ -175,7 +190,7 @@ mod tests {
             name: number.to_string(),
             ..ExistingBlock::from(block.as_ref())
         });
-        super::actions(pools, &named.collect(), pod_capacities, now)
+        super::actions(pools, &named.collect(), pod_capacities, &[], now)
     }
 
     const NO_NODES: BTreeMap<String, u32> = BTreeMap::new();
@@ -255,6 +270,26 @@ mod tests {
             let (overlapping, message) = holds(&actions, name, "Overlapping");
             assert!(overlapping && message.contains("only a, the older one"), "{message}");
         }
+    }
+
+    #[test]
+    fn a_pool_in_a_range_of_services_says_so_with_an_event_and_stays_as_it_is() {
+        let pool = pool("p", "10.96.8.0/24", false, true);
+        let user = fairlead_ipam::used::RangeUser::Services("kubernetes".to_owned());
+        let used = [UsedRange { user, net: "10.96.0.0/12".parse().unwrap() }];
+        let look = |pool: &Arc<AddressPool>, used: &[UsedRange]| {
+            let blocks = std::iter::empty::<ExistingBlock>().collect();
+            super::actions(std::slice::from_ref(pool), &blocks, &NO_NODES, used, jiff::Timestamp::UNIX_EPOCH)
+        };
+        let found = look(&pool, &used);
+        let (in_use, message) = holds(&found, "p", "RangeInUse");
+        assert!(in_use && message.contains("10.96.0.0/12 of ServiceCIDR kubernetes"), "{message}");
+        assert_eq!(ready(&found, "p"), ("True".into(), "Available".into()));
+        let Action::Status { status, events, .. } = &found[0] else { panic!("no status") };
+        assert_eq!(events.iter().map(|event| event.reason).collect::<Vec<_>>(), ["RangeInUse"]);
+        let written = Arc::new(AddressPool { status: Some((**status).clone()), ..(*pool).clone() });
+        assert_eq!(look(&written, &used), Vec::new(), "said once");
+        assert!(!holds(&look(&written, &[]), "p", "RangeInUse").0);
     }
 
     #[test]

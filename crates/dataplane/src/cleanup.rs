@@ -1,7 +1,9 @@
 //! Removes everything of Fairlead from a node's kernel: for a node that leaves the cluster, and when Fairlead is uninstalled.
 //! Forwarding stays enabled, as other programs may rely on it.
 
-use fairlead_api::names::{NFT_TABLE_MASQUERADE, NFT_TABLE_PATH_SOCKET, NFT_TABLE_SOURCE_CHECK};
+use fairlead_api::names::{
+    NFT_TABLE_GUARD, NFT_TABLE_MASQUERADE, NFT_TABLE_PATH_SOCKET, NFT_TABLE_SOURCE_CHECK,
+};
 use fairlead_netlink::Result;
 use fairlead_netlink::route::{RouteSocket, Rule, delete_link, delete_rule};
 use fairlead_netlink::wireguard;
@@ -21,8 +23,10 @@ const MESH_KINDS: [&str; 2] = [wireguard::KIND, "tun"];
 /// # Errors
 /// The first refusal of the kernel, after everything else has been tried.
 pub fn remove_all(ids: RoutingIds, mesh_devices: &[String]) -> Result<()> {
-    let steps: [&dyn Fn() -> Result<()>; 13] = [
-        // First the rules and routes that lead packets, then the links they lead to.
+    let steps: [&dyn Fn() -> Result<()>; 14] = [
+        // It would drop what has lost its way into the mesh.
+        &|| nft_table::remove(NFT_TABLE_GUARD),
+        // The rules and routes that lead packets, then the links they lead to.
         &mesh::remove,
         &encapsulation::remove_all,
         &forwarding::remove,

@@ -4,7 +4,7 @@
 //! 2000–2100 that look up the tables `main`, 117 or 118, and routes of protocol 30 in the latter two. Coil's rules have no protocol,
 //! and neither have ours. Everything else in the namespace belongs to other programs.
 //!
-//! A `throw` route leaves packets to a prefix inside of a destination to the rules after its table.
+//! A `throw` route leaves packets to a prefix inside of a destination to the rules after its table: an excluded one, or one of the cluster.
 //!
 //! Behind each route into a tunnel stands an `unreachable` route to the same destination: where the link is gone or down, the
 //! kernel refuses packets at once (`EHOSTUNREACH`), and none leaves by `eth0` with the pod's address.
@@ -18,10 +18,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use fairlead_address::{DualStack, IpFamily};
-use fairlead_api::client_routing::ClientRouting;
+use fairlead_api::client_routing::{ClientRouting, Held};
 use fairlead_api::names::{ROUTE_PROTOCOL, TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE};
 use fairlead_netlink::netns::Netns;
-use fairlead_netlink::route::{Route, RouteKind, RouteSocket};
+use fairlead_netlink::route::{Route, RouteKind, RouteSocket, TABLE_MAIN};
 use ipnet::IpNet;
 use nix::libc;
 
@@ -32,6 +32,10 @@ pub use steps::{Occupied, Present, Step, Steps, steps};
 
 /// Protocol of Coil's rules of egress, and of ours (`RTPROT_UNSPEC`, `linux/rtnetlink.h`).
 pub(crate) const RULE_PROTOCOL: u8 = 0;
+
+/// Metric of routes for ranges of the cluster, by which they are told from those of excluded prefixes: they stay when it is not known any more
+/// what an Egress had.
+pub(crate) const IN_CLUSTER_METRIC: u32 = 2048;
 
 /// Reason why a pod does not have the rules and routes that it should have.
 #[derive(Debug, thiserror::Error)]
@@ -155,21 +159,30 @@ pub fn differences(
     Ok(found)
 }
 
-/// The destinations of the routes of egress in a network namespace, each with its table, and whether it is only excluded from one
-/// around it.
+/// The prefixes of the routes of egress in a network namespace, each with its table and what it is, and of the rules for ranges of the cluster,
+/// with the table `main`.
 ///
 /// # Errors
-/// Routes cannot be read.
-pub fn destinations(netns: &Netns) -> Result<BTreeMap<(u32, IpNet), bool>, Error> {
+/// Routes or rules cannot be read.
+pub fn destinations(netns: &Netns) -> Result<BTreeMap<(u32, IpNet), Held>, Error> {
     let unreadable = |source| Error::Read { netns: netns.path().to_owned(), source };
     let mut socket = RouteSocket::open_in(netns).map_err(unreadable)?;
     let mut found = BTreeMap::new();
+    let rules = socket.rules().map_err(unreadable)?;
+    let ranges = rules.iter().filter_map(steps::cluster_range);
+    found.extend(ranges.map(|range| ((TABLE_MAIN, range), Held::InCluster)));
     for family in IpFamily::BOTH.into_iter().filter(|family| *family == IpFamily::V4 || has_ipv6()) {
         for table in [TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE] {
             let routes = socket.routes_of(family, table).map_err(unreadable)?;
             let own = routes.iter().filter(|route| route.protocol == ROUTE_PROTOCOL);
             for route in own {
-                *found.entry((table, route.destination)).or_insert(true) &= route.kind == RouteKind::THROW;
+                let held = match route.metric {
+                    _ if route.kind != RouteKind::THROW => Held::Destination,
+                    IN_CLUSTER_METRIC => Held::InCluster,
+                    _ => Held::Excluded,
+                };
+                let known = found.entry((table, route.destination)).or_insert(held);
+                *known = held.min(*known);
             }
         }
     }

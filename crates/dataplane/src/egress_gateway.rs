@@ -52,7 +52,7 @@ use fairlead_netlink::nftables::{
     self, AddressEnd, Chain, Comparison, Expression, Header, Hook, Meta, Rule, RuleTraffic, STATE_INVALID,
     STATE_NEW, TCP_MAXIMUM_SEGMENT, Table,
 };
-use fairlead_netlink::route::{Route, RouteSocket, Rule as RoutingRule, Scope, add_rule};
+use fairlead_netlink::route::{Route, RouteSocket, Rule as RoutingRule, Scope, Transport, add_rule};
 use fairlead_netlink::{Family, Result, Socket, conntrack};
 use ipnet::IpNet;
 use nix::libc;
@@ -197,7 +197,10 @@ fn rules(wanted: &GatewayRouting) -> Vec<RoutingRule> {
         let rule = |priority| RoutingRule::lookup(family, priority, TABLE_EGRESS_WIDE, RULE_PROTOCOL);
         [
             RoutingRule { iif: Some(wanted.uplink.clone()), ..rule(RULE_PRIORITY_EGRESS_GATEWAY) },
-            RoutingRule { ip_protocol: u8::try_from(icmp).ok(), ..rule(RULE_PRIORITY_EGRESS_GATEWAY_ICMP) },
+            RoutingRule {
+                transport: u8::try_from(icmp).ok().map(Transport::protocol),
+                ..rule(RULE_PRIORITY_EGRESS_GATEWAY_ICMP)
+            },
         ]
     };
     IpFamily::BOTH.into_iter().filter(has).flat_map(rules).collect()
@@ -223,7 +226,12 @@ fn sync_rules(wanted: &GatewayRouting) -> Result<usize> {
 fn table(wanted: &GatewayRouting) -> Table {
     let uplink = &wanted.uplink;
     let mut forward = vec![Rule(
-        [to_or_from(Meta::InputInterface, uplink), state(STATE_NEW), vec![Expression::Drop]].concat(),
+        [
+            to_or_from(Meta::InputInterface, uplink),
+            Expression::state_has(STATE_NEW).to_vec(),
+            vec![Expression::Drop],
+        ]
+        .concat(),
     )];
     forward.extend(IpFamily::BOTH.map(|family| drop_invalid(family, uplink)));
     forward.extend(IpFamily::BOTH.into_iter().filter_map(|family| limit(family, wanted)));
@@ -262,15 +270,6 @@ fn to_or_from(end: Meta, uplink: &str) -> Vec<Expression> {
     vec![Expression::LoadMeta(end), Expression::is_interface(uplink)]
 }
 
-fn state(wanted: u32) -> Vec<Expression> {
-    let bytes = wanted.to_ne_bytes().to_vec();
-    vec![
-        Expression::LoadConnectionState,
-        Expression::Bitwise { mask: bytes.clone(), xor: vec![0; bytes.len()] },
-        Expression::Compare(Comparison::Equal, bytes),
-    ]
-}
-
 fn of_family(family: IpFamily) -> Vec<Expression> {
     vec![Expression::LoadMeta(Meta::NetworkProtocol), Expression::is_protocol(family)]
 }
@@ -280,7 +279,7 @@ fn drop_invalid(family: IpFamily, uplink: &str) -> Rule {
     let parts = [
         to_or_from(Meta::OutputInterface, uplink),
         of_family(family),
-        state(STATE_INVALID),
+        Expression::state_has(STATE_INVALID).to_vec(),
         vec![Expression::Counter, Expression::Drop],
     ];
     Rule(parts.concat())
@@ -297,7 +296,7 @@ fn limit(family: IpFamily, wanted: &GatewayRouting) -> Option<Rule> {
     let parts = [
         to_or_from(Meta::OutputInterface, &wanted.uplink),
         of_family(family),
-        state(STATE_NEW),
+        Expression::state_has(STATE_NEW).to_vec(),
         vec![source, over, Expression::Counter, Expression::Reject],
     ];
     Some(Rule(parts.concat()))

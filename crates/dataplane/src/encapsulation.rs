@@ -286,11 +286,7 @@ impl Half {
 
     fn mark(&self) -> Rule {
         let mut expressions = self.is_outer(AddressEnd::Source);
-        expressions.extend([
-            Expression::LoadMeta(Meta::Mark),
-            Expression::replace_bits(!MARK_MASK, MARK_FROM_WIREGUARD),
-            Expression::StoreMeta(Meta::Mark),
-        ]);
+        expressions.extend(Expression::replace_mark(!MARK_MASK, MARK_FROM_WIREGUARD));
         Rule(expressions)
     }
 

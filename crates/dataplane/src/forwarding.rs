@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Packets that another rule drops stay dropped. Where no policy drops, nothing is marked and the rule goes. Chains that an administrator
-//! wrote for nftables, and those of iptables-legacy, are not changed: [`Forwarding::problems`] says which rule they need.
+//! wrote for nftables, and those of iptables-legacy, are not changed: [`Forwarding::problems`] says which rule they need. So are those of
+//! firewalld, which rejects at the end what it does not know, and would lose a rule of ours when it is reloaded: the problem has its commands.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,6 +27,11 @@ use crate::nft_table::{self, Applied};
 
 /// Before `filter` (`NF_IP_PRI_FILTER`, 0), where iptables has its chains.
 pub(crate) const PRIORITY: i32 = -1;
+/// Table of firewalld.
+const FIREWALLD: &str = "firewalld";
+/// Name as those of pods' links, and of all of them as firewalld writes it.
+const POD_LINK: &str = "veth00000000";
+const POD_LINKS: &str = "veth+";
 /// Comment that iptables prints beside the rule.
 const COMMENT: &str = "fairlead: pods and mesh";
 
@@ -53,6 +59,13 @@ pub enum ForwardingProblem {
         /// The kernel's refusal, if this program tried to add the rule.
         refusal: Option<String>,
     },
+    /// A chain rejects them at its end.
+    Rejected {
+        /// Name of the chain.
+        chain: String,
+        /// Command that lets them through.
+        command: String,
+    },
     /// The firewalls could not be read.
     Unreadable {
         /// The kernel's refusal.
@@ -64,7 +77,7 @@ impl ForwardingProblem {
     /// One word for conditions, Events and metrics.
     pub const fn reason(&self) -> &'static str {
         match self {
-            Self::Dropped { .. } => "ForwardingDropped",
+            Self::Dropped { .. } | Self::Rejected { .. } => "ForwardingDropped",
             Self::Unreadable { .. } => "FirewallUnreadable",
         }
     }
@@ -83,6 +96,11 @@ impl fmt::Display for ForwardingProblem {
                 }
                 write!(f, ": add this rule to that firewall: {command}")
             }
+            Self::Rejected { chain, command } => write!(
+                f,
+                "the last rule of chain {chain} refuses packets that this host forwards for pods and the mesh: run this on the host, which lasts \
+                 when that firewall is reloaded: {command}"
+            ),
             Self::Unreadable { reason } => write!(
                 f,
                 "it is not known whether a firewall of this host drops packets that it forwards for pods and the mesh: {reason}"
@@ -97,9 +115,18 @@ pub struct ForwardRules {
     /// Findings in nftables, and its generation then.
     known: Option<(Forwarding, u32)>,
     was_dropped: bool,
+    /// The mesh's device; `None` for what looks after pods alone.
+    mesh_device: Option<String>,
 }
 
 impl ForwardRules {
+    /// Sets the device of the mesh, from which and to which packets are forwarded as well.
+    pub fn set_mesh_device(&mut self, name: &str) {
+        if self.mesh_device.as_deref() != Some(name) {
+            (self.mesh_device, self.known) = (Some(name.to_owned()), None);
+        }
+    }
+
     /// Adds the rule where iptables drops what is forwarded, and deletes it where it is not needed. Sends nothing when nothing differs.
     pub fn apply(&mut self) -> Forwarding {
         let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -122,7 +149,7 @@ impl ForwardRules {
         let known = self.known.take().filter(|(_, at)| *at == generation);
         let found = match known {
             Some((known, _)) => known,
-            None => in_nftables(&mut socket)?,
+            None => in_nftables(&mut socket, self.mesh_device.as_deref())?,
         };
         let was_refused =
             |it: &ForwardingProblem| matches!(it, ForwardingProblem::Dropped { refusal: Some(_), .. });
@@ -176,25 +203,33 @@ pub fn mark_pods(is_dropped: bool) -> Result<Option<Applied>> {
 
 /// `meta mark set meta mark | 0x10`
 pub(crate) fn mark() -> Vec<Expression> {
-    vec![
-        Expression::LoadMeta(Meta::Mark),
-        Expression::replace_bits(!MARK_FORWARD, MARK_FORWARD),
-        Expression::StoreMeta(Meta::Mark),
-    ]
+    Expression::replace_mark(!MARK_FORWARD, MARK_FORWARD).to_vec()
 }
 
-fn in_nftables(socket: &mut Socket) -> Result<Forwarding> {
+fn in_nftables(socket: &mut Socket, mesh_device: Option<&str>) -> Result<Forwarding> {
     let mut forwarding = Forwarding::default();
     for chain in foreign::forward_chains(socket)? {
         let may_change = chain.is_of_iptables() && !chain.is_owned;
         if !chain.drops && !may_change {
+            if !foreign::accepting(socket, &chain, MARK_FORWARD)?.is_empty() {
+                forwarding.is_dropped = true;
+            } else if rejects(socket, &chain, mesh_device)? {
+                forwarding.is_dropped = true;
+                forwarding.problems.push(rejected(&chain, mesh_device));
+            }
             continue;
         }
         forwarding.is_dropped |= chain.drops;
         let rules = foreign::accepting(socket, &chain, MARK_FORWARD)?;
         if may_change {
-            let needed = usize::from(chain.drops);
-            delete(socket, &chain, ours(&rules).get(needed..).unwrap_or_default())?;
+            let own = ours(&rules);
+            let needed = usize::from(chain.drops).min(own.len());
+            let (excess, kept) = own.split_at(own.len().saturating_sub(needed));
+            delete(socket, &chain, excess)?;
+            let is_followed = |rule: &&AcceptingRule| kept.contains(&rule.handle) && !rule.is_last;
+            if let Some(rule) = rules.iter().find(is_followed) {
+                move_to_end(socket, &chain, rule.handle)?;
+            }
         }
         if !chain.drops || !rules.is_empty() {
             continue;
@@ -212,6 +247,16 @@ fn in_nftables(socket: &mut Socket) -> Result<Forwarding> {
 
 fn add(socket: &mut Socket, chain: &ForwardChain) -> Result<()> {
     nftables::commit(socket, &[foreign::accept_mark(chain, MARK_FORWARD, COMMENT)?])
+}
+
+/// Moves the rule behind those that another program appended, as ufw does when it is enabled: what they drop stays dropped.
+fn move_to_end(socket: &mut Socket, chain: &ForwardChain, rule: u64) -> Result<()> {
+    let messages = [foreign::delete_rule(chain, rule)?, foreign::accept_mark(chain, MARK_FORWARD, COMMENT)?];
+    match nftables::commit(socket, &messages) {
+        // Another program has deleted it meanwhile.
+        Err(Error::Refused { errno: libc::ENOENT, .. }) => Ok(()),
+        done => done,
+    }
 }
 
 /// Handles of the rules that this program made. Others' are left alone, and do as well.
@@ -234,6 +279,37 @@ fn delete(socket: &mut Socket, chain: &ForwardChain, rules: &[u64]) -> Result<()
 fn dropped(chain: &ForwardChain, refusal: Option<String>) -> ForwardingProblem {
     let command = format!("nft 'add rule {chain} meta mark & {MARK_FORWARD:#x} == {MARK_FORWARD:#x} accept'");
     ForwardingProblem::Dropped { chain: chain.to_string(), command, refusal }
+}
+
+/// Whether the chain refuses packets between pods, or between pods and the mesh.
+fn rejects(socket: &mut Socket, chain: &ForwardChain, mesh_device: Option<&str>) -> Result<bool> {
+    let other = mesh_device.unwrap_or(POD_LINK);
+    for (input, output) in [(other, POD_LINK), (POD_LINK, other)] {
+        if foreign::refuses(socket, chain, input, output)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn rejected(chain: &ForwardChain, mesh_device: Option<&str>) -> ForwardingProblem {
+    let command = if chain.table == FIREWALLD {
+        let mesh = mesh_device.map(|device| format!(" --add-interface={device}")).unwrap_or_default();
+        // The zone is for what comes from these links, the policy for what goes there.
+        let zone = format!("--zone=trusted --add-interface={POD_LINKS}{mesh}");
+        let policy = [
+            "--new-policy=fairlead",
+            "--policy=fairlead --set-target=ACCEPT",
+            "--policy=fairlead --add-ingress-zone=ANY",
+            "--policy=fairlead --add-egress-zone=trusted",
+        ];
+        let changes = [zone.as_str()].into_iter().chain(policy);
+        let commands: String = changes.map(|change| format!("firewall-cmd --permanent {change}; ")).collect();
+        format!("{commands}firewall-cmd --reload")
+    } else {
+        format!("nft 'insert rule {chain} meta mark & {MARK_FORWARD:#x} == {MARK_FORWARD:#x} accept'")
+    };
+    ForwardingProblem::Rejected { chain: chain.to_string(), command }
 }
 
 fn add_legacy(forwarding: &mut Forwarding, family: IpFamily) -> Result<()> {

@@ -24,6 +24,7 @@ pub mod egress_client;
 pub mod egress_gateway;
 pub mod encapsulation;
 pub mod forwarding;
+pub mod kernel_tables;
 pub mod kernel_watch;
 pub mod masquerade;
 pub mod mesh;

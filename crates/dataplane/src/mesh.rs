@@ -1,12 +1,17 @@
 //! The way of packets into the mesh: an nftables table that marks them, rules that look the mark up, and a routing
 //! table with the mesh device as default. Behind it stands an `unreachable` default: while the device is down or missing,
 //! marked packets are dropped and never follow the main table in clear text. Where the host has no default route, the table also has
-//! routes to the targets, for the lookup before packets of this host are marked ([`mesh_rules`]).
+//! routes to the targets, for the lookup before packets of this host are marked ([`mesh_rules`]). Packets that are not marked are kept in the
+//! mesh by [`guard_routes`].
 //!
 //! The table that should be is computed in `table`, which is pure; [`Applier`] reads the kernel's state and sends what differs.
 //! Only bits of `MARK_MASK` are ever changed; the others belong to other programs.
+//!
+//! All of this may be gone, or rules of other programs may come first. So a second table, `guard`, which needs neither marks nor rules, drops
+//! what is for a target and leaves by another device.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
+use std::time::SystemTime;
 
 use fairlead_address::IntervalSet;
 use fairlead_api::names;
@@ -20,81 +25,27 @@ use ipnet::IpNet;
 use crate::forwarding::{ForwardRules, Forwarding};
 use crate::nft_table::{self, Applied, Keeper};
 use crate::routes::{self, ensure_rules, mesh_rules, sync_table};
-use crate::uplink::{accept_ipv6, has_ipv6};
+use crate::uplink::{accept_ipv6, has_ipv6, relax_reverse_path_filter};
 
+mod arriving;
+mod changes;
+mod control_plane;
+mod foreign_rules;
+mod guard;
+mod guard_routes;
 pub mod numbers;
+pub mod sources;
+mod state;
 mod table;
 
+pub use changes::concerns;
+pub use foreign_rules::ForeignRule;
+use foreign_rules::ForeignRules;
+use guard::Guard;
+pub use guard::{GuardProblem, Guarded};
+pub use state::{Bypass, ControlPlane, MeshState, NarrowRoute, PlainRoute};
+use state::{narrow_route, plain_route};
 use table::table;
-
-/// The least MTU of a link in IPv6 (RFC 8200, section 5).
-const IPV6_MIN_MTU: u32 = 1280;
-
-/// Desired state of the mesh on this host.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MeshState {
-    /// Name of the WireGuard device; it has to be there and up.
-    pub interface: String,
-    /// MTU of that device in bytes.
-    pub mtu: u32,
-    /// Addresses of this node on the device, with the lengths of their subnets. Those of other programs stay.
-    pub addresses: Vec<IpNet>,
-    /// IPv4 prefixes of the other nodes, in any order; they may overlap.
-    pub targets_v4: Vec<IpNet>,
-    /// IPv6 prefixes of the other nodes, in any order; they may overlap.
-    pub targets_v6: Vec<IpNet>,
-    /// Packets that go past the mesh although their destination is a target.
-    pub bypass: Bypass,
-    /// Prefixes of targets that are reached without the device.
-    pub plain: Vec<PlainRoute>,
-    /// Prefixes of targets to which the way through the device is narrower than the device.
-    pub narrow: Vec<NarrowRoute>,
-    /// Prefixes of hosts beside this node, which have no route to targets: what comes from these is masqueraded. In any order;
-    /// they may overlap.
-    pub masqueraded: Vec<IpNet>,
-    /// Families without a default route on this host: the table gets routes to the targets of these, which the kernel finds before
-    /// packets of this host are marked. Elsewhere the default route is found.
-    pub without_default: Vec<IpFamily>,
-}
-
-/// A prefix of a node, the path to which loses packets that are longer than this. The kernel tells whoever sends them (RFC 1191,
-/// RFC 8201).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NarrowRoute {
-    /// The prefix.
-    pub destination: IpNet,
-    /// Length of the longest packets.
-    pub mtu: u32,
-}
-
-/// A prefix of a node on a subnet of this host, for which its packets leave as they are.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PlainRoute {
-    /// The prefix.
-    pub destination: IpNet,
-    /// The node's address on the subnet.
-    pub gateway: IpAddr,
-    /// Index of the link.
-    pub link: u32,
-    /// The link is an IP tunnel, the other end of which is the gateway.
-    pub is_tunnel: bool,
-}
-
-/// Connections between nodes and the API server go past the mesh, in both directions, or a tunnel that is down would cut
-/// nodes off from the very thing that could mend it: their peers, and the pod that is to run here next. Connections of
-/// pods do not: only the mesh leads back to them.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Bypass {
-    /// TCP endpoints of the API server, on this node or elsewhere.
-    pub servers: Vec<SocketAddr>,
-    /// Endpoints of pods of the managed relay: their answers to nodes go the way the request came, since nodes connect to them past the mesh.
-    pub relays: Vec<SocketAddr>,
-    /// The other nodes' own addresses.
-    pub nodes: Vec<IpAddr>,
-    /// Prefixes from which peers accept packets of this node: its addresses and those of its pods. Connections to other addresses of this
-    /// host come past the mesh, and are answered the same way.
-    pub own: Vec<IpNet>,
-}
 
 /// Leads packets to the other nodes into the mesh. The nftables table can hold a hundred thousand elements: it is read only
 /// after other programs have changed any table of the kernel.
@@ -103,19 +54,32 @@ pub struct Applier {
     /// State that the table was last made from, and whether the table marks forwarded packets.
     done: Option<(MeshState, bool)>,
     table: Keeper,
+    guard: Guard,
+    foreign_rules: ForeignRules,
     forward_rules: ForwardRules,
     forwarding: Forwarding,
     /// Addresses that the device was given last.
     addresses: Vec<IpNet>,
+    /// Routing table of this node's pods.
+    pods: Option<u32>,
 }
 
 impl Applier {
+    /// One for a node that has routes to its pods in this table.
+    pub fn beside_pods(table: u32) -> Self {
+        Self { pods: Some(table), ..Self::default() }
+    }
+
     /// Makes packets to the other nodes enter the mesh, and brings the device up; sends nothing when everything is in place.
     ///
     /// # Errors
     /// The device is missing, or the kernel refuses a message. Whatever does not depend on the refused message is done all
     /// the same: without the device, packets to the other nodes are dropped.
     pub fn apply(&mut self, state: &MeshState) -> Result<Applied> {
+        // What is no target any more leaves the guard first, and what is one now enters it last: else it would drop packets on their way past
+        // the mesh.
+        let released = self.guard.release(state);
+        self.table.follow(self.guard.keeper());
         let device = ready_device(state, &self.addresses);
         self.addresses.clone_from(&state.addresses);
         // The way first, then what leads packets there.
@@ -125,12 +89,35 @@ impl Applier {
             &routes(device.as_ref().ok().copied(), state),
         );
         let rules = ensure_rules(&mesh_rules());
+        self.forward_rules.set_mesh_device(&state.interface);
+        let accepted = accept_uplink_sources(&state.uplinks);
+        let held = guard_routes::apply(device.as_ref().ok().copied(), state, self.pods);
         self.forwarding = self.forward_rules.apply();
-        let applied = self.apply_table(state)?;
+        let applied = self.apply_table(state);
+        self.guard.follow(&self.table);
+        let guarded = self.guard.apply(state);
+        let foreign = self.look_for_foreign_rules(state);
+        self.table.follow(self.guard.keeper());
+        let applied = applied?;
         device?;
         routes?;
         rules?;
+        released?;
+        guarded?;
+        foreign?;
+        accepted?;
+        held?;
         Ok(applied)
+    }
+
+    /// Rules of other programs that come before those of the mesh, as of the last [`Self::apply`].
+    pub fn foreign_rules(&self) -> &[ForeignRule] {
+        self.foreign_rules.found()
+    }
+
+    /// Packets that the guard has dropped, as of the last [`Self::apply`].
+    pub fn guarded(&self) -> &Guarded {
+        self.guard.guarded()
     }
 
     /// Findings about forwarded packets in firewalls of other programs, as of the last [`Self::apply`].
@@ -141,6 +128,13 @@ impl Applier {
     /// Number of times that the nftables table was read.
     pub fn table_reads(&self) -> usize {
         self.table.reads()
+    }
+
+    fn look_for_foreign_rules(&mut self, state: &MeshState) -> Result<()> {
+        let own = state.bypass.own.iter().collect();
+        let targets = state.targets_v4.iter().chain(&state.targets_v6).collect();
+        let counted = (self.guard.guarded().packets, SystemTime::now());
+        self.foreign_rules.observe(&state.interface, &own, &targets, counted)
     }
 
     fn apply_table(&mut self, state: &MeshState) -> Result<Applied> {
@@ -164,10 +158,13 @@ impl Applier {
 /// # Errors
 /// The kernel refuses a message. Whatever does not depend on it is done all the same.
 pub fn remove() -> Result<()> {
+    guard_routes::remove()?;
     let mut socket = RouteSocket::open()?;
     let ours = mesh_rules();
     let rules: Vec<_> = socket.rules()?.into_iter().filter(|rule| ours.contains(rule)).collect();
     let routes = own_routes(&mut socket)?;
+    // It would drop what leaves past the mesh from now on.
+    nft_table::remove(names::NFT_TABLE_GUARD)?;
     if rules.is_empty() && routes.is_empty() {
         return Ok(());
     }
@@ -210,6 +207,17 @@ pub fn remove_device() -> Result<()> {
         Some(link) => socket.apply(&[delete_link(link.index)]),
         None => Ok(()),
     }
+}
+
+/// To the kernel, packets of other nodes that come past the mesh have sources that it would answer through the device.
+fn accept_uplink_sources(links: &[String]) -> Result<()> {
+    for link in links {
+        relax_reverse_path_filter(link).map_err(|error| Error::Invalid {
+            what: format!("accept packets of other nodes on link {link}"),
+            reason: error.to_string(),
+        })?;
+    }
+    Ok(())
 }
 
 fn own_routes(socket: &mut RouteSocket) -> Result<Vec<Route>> {
@@ -343,24 +351,4 @@ fn to_targets(family: IpFamily, state: &MeshState, link: u32) -> Vec<Route> {
         |prefix: &IpNet| prefix.subnets(prefix.prefix_len().max(1)).into_iter().flatten().collect::<Vec<_>>();
     let onto = |prefix| Route::onto(names::TABLE_MESH, names::ROUTE_PROTOCOL, prefix, link);
     prefixes.iter().flat_map(halves).map(onto).collect()
-}
-
-/// `None` for a route to everything, whose place is taken, and for an MTU that IPv6 does not have.
-fn narrow_route(NarrowRoute { destination, mtu }: &NarrowRoute, link: u32) -> Option<Route> {
-    let is_possible = destination.addr().is_ipv4() || *mtu >= IPV6_MIN_MTU;
-    let onto = || Route::onto(names::TABLE_MESH, names::ROUTE_PROTOCOL, *destination, link);
-    (is_possible && destination.prefix_len() > 0).then(|| Route { mtu: Some(*mtu), ..onto() })
-}
-
-fn plain_route(PlainRoute { destination, gateway, link, is_tunnel }: &PlainRoute) -> Route {
-    let table = names::TABLE_MESH;
-    let protocol = names::ROUTE_PROTOCOL;
-    if destination.addr() == *gateway && destination.prefix_len() == destination.max_prefix_len() {
-        return Route::onto(table, protocol, *destination, *link);
-    }
-    // An administrator may give the subnet another length than this host's address has.
-    Route {
-        onlink: !is_tunnel || gateway.is_ipv4(),
-        ..Route::via(table, protocol, *destination, *gateway, *link)
-    }
 }

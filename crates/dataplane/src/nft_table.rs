@@ -27,6 +27,8 @@ pub enum Applied {
 pub(crate) struct Keeper {
     /// State that is known to be in place, and the generation of nftables then.
     done: Option<(TableState, u32)>,
+    /// Generations of nftables before and after the last change, if no other program made one meanwhile.
+    step: Option<(u32, u32)>,
     /// Kept open: closing it waits for the kernel to free what the last transaction deleted, some 10 ms (`nft_rcv_nl_event`).
     socket: Option<Socket>,
     reads: usize,
@@ -38,6 +40,7 @@ impl Keeper {
     /// # Errors
     /// The kernel refuses a message; then nothing was changed.
     pub(crate) fn apply(&mut self, wanted: &Table) -> Result<Applied> {
+        self.step = None;
         let mut socket = self.take_socket()?;
         let generation = nftables::generation(&mut socket)?;
         let present = match self.done.take().filter(|(_, at)| *at == generation) {
@@ -53,9 +56,19 @@ impl Keeper {
         let expected = generation.wrapping_add(made);
         if nftables::generation(&mut socket)? == expected {
             self.done = Some((state, expected));
+            self.step = Some((generation, expected));
         }
         self.socket = Some(socket);
         Ok(applied)
+    }
+
+    /// The last change of another table of this program is none of another program.
+    pub(crate) fn follow(&mut self, other: &Self) {
+        if let (Some((_, at)), Some((before, after))) = (&mut self.done, other.step)
+            && *at == before
+        {
+            *at = after;
+        }
     }
 
     /// Makes these the elements of sets of addresses with times; `false` if the table is not in place, so that [`Self::apply`] has to make it.

@@ -6,6 +6,7 @@
 //!
 //! All functions act in the calling thread's network namespace, the host's.
 
+mod additional;
 mod error;
 mod inspect;
 mod moved;
@@ -67,6 +68,8 @@ pub struct PodLinks {
     pub host_index: u32,
     /// MTU of both ends in bytes.
     pub mtu: u32,
+    /// Whether another interface of the pod has its default route.
+    pub is_additional: bool,
 }
 
 /// A pod as the kernel shows it.
@@ -87,18 +90,19 @@ pub struct PodOnNode {
 }
 
 /// Connects a pod. What was there for the same container and interface is replaced, so a runtime may repeat the call.
-/// There is no wait for duplicate address detection: when this returns the pod can talk.
+/// There is no wait for duplicate address detection: when this returns the pod can talk. An interface beside another with the
+/// pod's default route gets a table of its own.
 ///
 /// # Errors
 /// See [`Error`]; nothing that was made is left then.
 pub fn add(spec: &PodSpec) -> Result<PodLinks> {
-    let plan = Plan::new(spec)?;
+    let mut plan = Plan::new(spec)?;
     let netns = open_netns(spec)?;
     let kernel = |source| kernel_error(spec, source);
     let mut host = RouteSocket::open().map_err(kernel)?;
     // Inside the namespace, so that a file that is none is noticed before anything is made.
     let Pair { host_link, container_index, mut pod } =
-        netns.run(|| make_pair(spec, &plan, &netns, &mut host)).map_err(kernel)??;
+        netns.run(|| make_pair(spec, &mut plan, &netns, &mut host)).map_err(kernel)??;
     let connected = trace_span!("host's end").in_scope(|| connect_host(spec, &plan, &mut host, &host_link));
     if let Err(error) = connected {
         discard(&mut host, &host_link);
@@ -113,6 +117,7 @@ pub fn add(spec: &PodSpec) -> Result<PodLinks> {
         host_mac: plan.host_mac,
         host_index: host_link.index,
         mtu: host_link.mtu,
+        is_additional: plan.additional.is_some(),
     })
 }
 
@@ -190,10 +195,14 @@ struct Pair {
 }
 
 /// Makes the pair and configures the end in the pod. Runs inside the pod's namespace; `host` is a socket outside.
-fn make_pair(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket) -> Result<Pair> {
+fn make_pair(spec: &PodSpec, plan: &mut Plan, netns: &Netns, host: &mut RouteSocket) -> Result<Pair> {
+    let mut pod = RouteSocket::open().map_err(|source| kernel_error(spec, source))?;
+    let survey = trace_span!("other interfaces").in_scope(|| additional::survey(&mut pod, &spec.ifname));
+    let (is_additional, stale) = survey.map_err(|source| kernel_error(spec, source))?;
+    plan.additional = is_additional.then_some(stale);
     let host_link = trace_span!("veth pair").in_scope(|| make_links(spec, plan, netns, host))?;
-    match trace_span!("pod's end").in_scope(|| connect_pod(spec, plan, host, &host_link)) {
-        Ok((container_index, pod)) => Ok(Pair { host_link, container_index, pod }),
+    match trace_span!("pod's end").in_scope(|| connect_pod(spec, plan, host, &host_link, &mut pod)) {
+        Ok(container_index) => Ok(Pair { host_link, container_index, pod }),
         Err(error) => {
             discard(host, &host_link);
             Err(error)
@@ -227,7 +236,7 @@ fn make_links(spec: &PodSpec, plan: &Plan, netns: &Netns, host: &mut RouteSocket
                         netns: spec.netns.clone(),
                     });
                 };
-                if spec.link_name.is_some() {
+                if spec.link_name.as_ref() == Some(&name) {
                     make_way(spec, host, &other)?;
                 }
                 attempt += 1;
@@ -261,22 +270,21 @@ fn connect_pod(
     plan: &Plan,
     host: &mut RouteSocket,
     host_link: &Link,
-) -> Result<(u32, RouteSocket)> {
+    pod: &mut RouteSocket,
+) -> Result<u32> {
     let kernel = |source| kernel_error(spec, source);
     host.apply(&[set_alias(host_link.index, &plan.alias)]).map_err(kernel)?;
-    let mut pod = RouteSocket::open().map_err(kernel)?;
-    let link = expect_link(&mut pod, &spec.ifname).map_err(kernel)?;
+    let link = expect_link(pod, &spec.ifname).map_err(kernel)?;
     if spec.addresses.ipv6.is_some() {
         uplink::accept_ipv6(&spec.ifname).map_err(|source| sysctl_error(spec, source))?;
     }
     pod.apply(&plan.in_pod(link.index)).map_err(kernel)?;
-    Ok((link.index, pod))
+    Ok(link.index)
 }
 
 fn connect_host(spec: &PodSpec, plan: &Plan, host: &mut RouteSocket, link: &Link) -> Result<()> {
-    if spec.addresses.ipv6.is_some() {
-        uplink::refuse_advertisements(&link.name).map_err(|source| sysctl_error(spec, source))?;
-    }
+    // Also of a pod without IPv6: its link has a link-local address where the host has IPv6.
+    uplink::refuse_advertisements(&link.name).map_err(|source| sysctl_error(spec, source))?;
     host.apply(&plan.on_host(link.index)).map_err(|source| kernel_error(spec, source))
 }
 

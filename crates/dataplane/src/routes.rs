@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use fairlead_api::names::{
     MARK_MASK, MARK_TO_WIREGUARD, ROUTE_PROTOCOL, ROUTE_PROTOCOL_ROUTER, RULE_PRIORITY_MESH,
-    RULE_PRIORITY_MESH_LAST, TABLE_MESH,
+    RULE_PRIORITY_MESH_LAST, TABLE_MESH, TABLES_MESH_GUARD,
 };
 use fairlead_netlink::route::{
     IpFamily, Mark, Route, RouteKind, RouteSocket, Rule, Scope, TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN,
@@ -26,7 +26,7 @@ use crate::uplink::has_ipv6;
 pub const LOOPBACK_INDEX: u32 = 1;
 
 /// Metric of a route that any other to its destination precedes (`ip-vrf(8)` uses it in the same way).
-const LAST_METRIC: u32 = 4_278_198_272;
+pub(crate) const LAST_METRIC: u32 = 4_278_198_272;
 /// Metric of the way to a gateway, while a route by it is set; those of IPv6 have 1024 unless they say another one.
 const WAY_METRIC: u32 = 1;
 
@@ -133,7 +133,7 @@ pub(crate) fn send(socket: &mut RouteSocket, difference: &Difference<Route>) -> 
 /// to the node itself, which stays. In other tables it could be another program's.
 fn with_way_to_gateway(route: &Route, message: Message) -> Vec<Message> {
     match (route.gateway, route.link) {
-        (Some(gateway @ IpAddr::V6(_)), Some(link)) if !route.onlink && route.table == TABLE_MESH => {
+        (Some(gateway @ IpAddr::V6(_)), Some(link)) if !route.onlink && is_of_mesh(route.table) => {
             let way = Route {
                 metric: WAY_METRIC,
                 ..Route::onto(route.table, route.protocol, gateway.into(), link)
@@ -142,6 +142,10 @@ fn with_way_to_gateway(route: &Route, message: Message) -> Vec<Message> {
         }
         _ => vec![message],
     }
+}
+
+fn is_of_mesh(table: u32) -> bool {
+    table == TABLE_MESH || TABLES_MESH_GUARD.contains(&table)
 }
 
 /// Sends everything and returns the first refusal that matters: a route to delete may no longer exist.

@@ -2,8 +2,9 @@
 //! are in use, as in Coil.
 
 use fairlead_api::names::{
-    ROUTE_PROTOCOL, ROUTE_PROTOCOL_ROUTER, RULE_PRIORITY_MESH, RULE_PRIORITY_PODS, TABLE_EGRESS_NARROW,
-    TABLE_EGRESS_WIDE, TABLE_EXPORT, TABLE_MESH, TABLE_PODS,
+    ROUTE_PROTOCOL, ROUTE_PROTOCOL_ROUTER, RULE_PRIORITY_MESH, RULE_PRIORITY_MESH_PAST,
+    RULE_PRIORITY_MESH_PODS, RULE_PRIORITY_PODS, TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE, TABLE_EXPORT,
+    TABLE_MESH, TABLE_MESH_GUARD, TABLE_MESH_GUARD_NODES, TABLE_PODS,
 };
 use fairlead_netlink::route::{TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN};
 
@@ -102,7 +103,7 @@ fn reserved_table(number: u32) -> Option<&'static str> {
     match number {
         0 => Some("is no table"),
         TABLE_DEFAULT | TABLE_MAIN | TABLE_LOCAL => Some("is one of the kernel's own"),
-        TABLE_MESH => Some("is the mesh's"),
+        TABLE_MESH | TABLE_MESH_GUARD..=TABLE_MESH_GUARD_NODES => Some("is the mesh's"),
         TABLE_EGRESS_NARROW | TABLE_EGRESS_WIDE => Some("is for egress"),
         _ => None,
     }
@@ -111,6 +112,7 @@ fn reserved_table(number: u32) -> Option<&'static str> {
 fn reserved_priority(number: u32) -> Option<&'static str> {
     match number {
         0 => Some("is that of the kernel's table of local addresses"),
+        RULE_PRIORITY_MESH_PODS..=RULE_PRIORITY_MESH_PAST => Some("is one of the mesh's"),
         RULE_PRIORITY_MESH.. => {
             Some("comes after the mesh's rule: packets for pods here would leave the node")
         }
@@ -157,6 +159,8 @@ mod tests {
             (RawRoutingIds { table_pods: 254, ..usual }, "table of pods 254 is one of the kernel's own"),
             (RawRoutingIds { table_export: 255, ..usual }, "export table 255 is one of the kernel's own"),
             (RawRoutingIds { table_export: 180, ..usual }, "export table 180 is the mesh's"),
+            (RawRoutingIds { table_export: 182, ..usual }, "export table 182 is the mesh's"),
+            (RawRoutingIds { rule_priority: 104, ..usual }, "rule priority 104 is one of the mesh's"),
             (RawRoutingIds { table_pods: 118, ..usual }, "table of pods 118 is for egress"),
             (RawRoutingIds { table_export: 116, ..usual }, "export table 116 is the table of pods"),
             (

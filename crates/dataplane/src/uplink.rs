@@ -18,6 +18,7 @@ use ipnet::{IpNet, Ipv4Net};
 pub use sysctl::{
     SysctlError, accept_ipv6, answer_by_mark, answer_for_neighbours, enable_forwarding, forward_in_gateway,
     forwards, has_ipv6, is_reverse_path_strict, loosen_reverse_path_filter, refuse_advertisements,
+    relax_reverse_path_filter,
 };
 
 /// MTU of the mesh device: the configured one, unless the uplink cannot carry it with WireGuard's 80 bytes over IPv6; never
@@ -59,6 +60,20 @@ pub struct HostNetwork {
     pub addresses: Vec<Address>,
     /// Routes of the main table.
     pub routes: Vec<Route>,
+    /// Name servers that this host asks.
+    pub name_servers: BTreeSet<IpAddr>,
+}
+
+/// Name servers of the host: resolv.conf(5). The one of the program's own pod is the host's with `dnsPolicy: Default`.
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+
+/// `nameserver` of resolv.conf(5); an address with a zone is on its link.
+pub fn name_servers(resolv_conf: &str) -> impl Iterator<Item = IpAddr> + '_ {
+    resolv_conf.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        words.next().filter(|word| *word == "nameserver")?;
+        words.next()?.parse().ok()
+    })
 }
 
 impl HostNetwork {
@@ -72,6 +87,8 @@ impl HostNetwork {
             links: socket.links()?,
             addresses: socket.addresses()?,
             routes: socket.routes(TABLE_MAIN)?,
+            // A host without the file asks none.
+            name_servers: name_servers(&std::fs::read_to_string(RESOLV_CONF).unwrap_or_default()).collect(),
         })
     }
 

@@ -57,7 +57,8 @@ impl Egress {
         Ok(())
     }
 
-    /// Sets up what a pod asks for in its namespace, once a gateway of each Egress has the pod as its client.
+    /// Sets up what a pod asks for in its namespace, once a gateway of each Egress has the pod as its client. A further interface of a
+    /// container gets nothing: gateways know the addresses of the first one.
     ///
     /// # Errors
     /// It cannot have all that it asks for; then it must not start.
@@ -68,6 +69,9 @@ impl Egress {
         request: EgressRequest,
     ) -> Result<(), Failure> {
         let key = &attachment.key;
+        if self.0.sandboxes.has_other_interface(key) {
+            return Ok(());
+        }
         let sandbox = sandbox(attachment, interface, request).await?;
         // Before it is a client, so that a comparison of all clients does not remove it again.
         self.0.sandboxes.add(key, sandbox.clone()).unwrap_or_else(|error| {

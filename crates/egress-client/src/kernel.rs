@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use fairlead_address::{DualStack, IntervalSet, IpFamily};
-use fairlead_api::client_routing::{ClientRouting, Target};
+use fairlead_api::client_routing::ClientRouting;
 use fairlead_api::fou::is_link_name;
 use fairlead_dataplane::egress_client::{self, Replies, Step};
 use fairlead_dataplane::uplink::{self, SysctlError};
@@ -175,9 +175,7 @@ pub(crate) fn remove(place: Place<'_>) -> Result<Vec<String>> {
 /// Peers whose connections are answered by `eth0` although routes of this routing have their addresses.
 fn replies(place: Place<'_>, routing: &DualStack<ClientRouting, ClientRouting>) -> Replies {
     let peers = |family: IpFamily, of: Option<&ClientRouting>| match of {
-        Some(of)
-            if of.routes.iter().any(|route| route.target != Target::Excluded && route.originating_only) =>
-        {
+        Some(of) if of.routes.iter().any(|route| !route.target.lets_pass() && route.originating_only) => {
             replies_by_uplink(family, &of.routes)
         }
         Some(_) | None => IntervalSet::empty(family),

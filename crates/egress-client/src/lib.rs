@@ -36,6 +36,7 @@ mod stages;
 mod switches;
 #[cfg(test)]
 mod tests;
+mod without_egress;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -44,7 +44,7 @@ impl From<EgressInfo> for CachedEgress {
 impl From<SlimEgress> for CachedEgress {
     fn from(egress: SlimEgress) -> Self {
         let SlimEgress { metadata, spec, status } = egress;
-        Self::from(EgressInfo::new(EgressName::of(&metadata), spec, status.unwrap_or_default()))
+        Self::from(EgressInfo::new(&metadata, spec, status.unwrap_or_default()))
     }
 }
 

@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::registrar::Client;
+use super::without_egress::WithoutEgress;
 
 /// The interface of a pod in Kubernetes.
 const IFNAME: &str = "eth0";
@@ -124,6 +125,7 @@ impl Sandbox {
 #[derive(Clone)]
 pub(crate) struct Sandboxes {
     directory: Arc<PathBuf>,
+    without_egress: Arc<WithoutEgress>,
     known: Arc<Mutex<BTreeMap<Key, Arc<Sandbox>>>>,
     changes: Arc<watch::Sender<()>>,
 }
@@ -152,7 +154,9 @@ impl Sandboxes {
             }
         }
         let changes = Arc::new(watch::Sender::new(()));
-        (Self { directory: Arc::new(directory), known: Arc::new(Mutex::new(known)), changes }, used)
+        let without_egress = Arc::new(WithoutEgress::beside(socket));
+        let known = Arc::new(Mutex::new(known));
+        (Self { directory: Arc::new(directory), without_egress, known, changes }, used)
     }
 
     /// Adds one, or replaces it.
@@ -227,6 +231,17 @@ impl Sandboxes {
     /// One of them.
     pub(crate) fn get(&self, key: &Key) -> Option<Arc<Sandbox>> {
         self.lock().get(key).cloned()
+    }
+
+    /// Pods that asked for no gateways when they were attached.
+    pub(crate) fn without_egress(&self) -> &WithoutEgress {
+        &self.without_egress
+    }
+
+    /// Whether another interface of the same container is one of them.
+    pub(crate) fn has_other_interface(&self, key: &Key) -> bool {
+        let is_other = |other: &Key| other.container_id == key.container_id && other.ifname != key.ifname;
+        self.lock().keys().any(is_other)
     }
 
     /// All of them.

@@ -3,11 +3,12 @@
 //! not attached, because its packets would leave with another source address than its author expects.
 //!
 //! Annotations are read from the watch cache of this node's pods. The API server is asked only for a pod that the cache does
-//! not have; when it does not answer, such a pod is not attached either. Pods that the cache has start without it.
+//! not have; when it does not answer, such a pod is not attached either. Pods that the cache has start without it, and those that asked for
+//! nothing at an earlier ADD ([`super::without_egress`]).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::events::EventPublisher;
@@ -41,11 +42,26 @@ struct EgressRequestStage {
 
 #[tonic::async_trait]
 impl FindEgress for EgressRequestStage {
+    /// A pod that asked for nothing at its last ADD asks for nothing where only the API server could say more.
     async fn find(&self, attachment: &Attachment) -> Result<EgressRequest, Failure> {
-        let mut request = self.request_of(&attachment.pod).await?;
+        let of_last_add = |failure: Failure| match &attachment.pod.uid {
+            Some(uid)
+                if failure.reason == Reason::ApiServerUnavailable
+                    && self.egress.0.sandboxes.without_egress().has(uid) =>
+            {
+                Ok(EgressRequest { uid: Some(uid.clone()), ..EgressRequest::default() })
+            }
+            _ => Err(failure),
+        };
+        let mut request = match self.request_of(&attachment.pod).await {
+            Ok(request) => request,
+            Err(failure) => return of_last_add(failure),
+        };
         let examined = self.egress.examine(&attachment.pod.namespace, &mut request).await;
-        examined.inspect_err(|failure| warn_at_pod(&self.events, attachment, "SetUpEgress", failure))?;
-        Ok(request)
+        let asks = !request.annotations.is_empty() || request.gateway_of.is_some();
+        let examined = examined.map(|()| request);
+        let examined = examined.or_else(|failure| if asks { Err(failure) } else { of_last_add(failure) });
+        examined.inspect_err(|failure| warn_at_pod(&self.events, attachment, "SetUpEgress", failure))
     }
 }
 
@@ -79,7 +95,12 @@ impl SetUpEgress for EgressStage {
         interface: PodInterface,
         request: EgressRequest,
     ) -> Result<(), Failure> {
+        let uid = request.uid.clone();
+        let asks = request.asks();
         let attached = self.egress.attach(attachment, interface, request).await;
+        if let (Ok(()), Some(uid)) = (&attached, &uid) {
+            self.egress.0.sandboxes.without_egress().record(uid, asks);
+        }
         attached.inspect_err(|failure| warn_at_pod(&self.events, attachment, "SetUpEgress", failure))
     }
 
@@ -92,6 +113,11 @@ impl SetUpEgress for EgressStage {
 impl Stage for EgressStage {
     async fn detach(&self, key: &Key) -> Result<(), Failure> {
         self.egress.detach(key);
+        let pods = &self.egress.0.deps.pods;
+        if pods.is_ready() {
+            let present: BTreeSet<String> = pods.store.state().iter().flat_map(|pod| pod.uids()).collect();
+            self.egress.0.sandboxes.without_egress().forget(SystemTime::now(), |uid| present.contains(uid));
+        }
         Ok(())
     }
 }

@@ -2,6 +2,7 @@
 //! `fairlead-fou`.
 
 pub(crate) mod bed;
+mod cluster;
 mod coil;
 mod port;
 mod programs;

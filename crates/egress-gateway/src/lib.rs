@@ -164,8 +164,6 @@ async fn run_with(
         Metrics::register(&mut metrics_registry, Pod { namespace, pod: own.name.clone(), egress: name });
     let mut supervisor = Supervisor::default();
     let known = connections::Known::new();
-    serve_metrics(supervisor.subsystem("metrics"), &settings, &client, metrics_registry, &metrics, &known)?;
-
     let adopted =
         tokio::task::spawn_blocking(plane::earlier_clients).await.context("cannot read routes")??;
     if !adopted.is_empty() {
@@ -178,6 +176,8 @@ async fn run_with(
     let in_place = watch::Sender::default();
     let registry = Registry::new(settings.addresses.clone(), adopted);
     let parts = Parts::new(registry, follower.cluster(), in_place.subscribe());
+    let served = supervisor.subsystem("metrics");
+    serve_metrics(served, &settings, &client, metrics_registry, &metrics, &known, &parts)?;
     let announced = parts.announcer.announced();
     let options = parts.cluster.options.clone();
     let watch =
@@ -213,14 +213,19 @@ fn serve_metrics(
     registry: MetricsRegistry,
     metrics: &Metrics,
     known: &connections::Known,
+    parts: &Parts,
 ) -> anyhow::Result<()> {
     let of_clients = metrics.clone();
     let of_load = metrics.clone();
     let of_connections = known.clone();
-    let scrape = http::metrics(move |format| exposition::text(&registry, format))
-        .merge(http::json("/clients", move |_| Ok(Clients { clients: of_clients.clients() })))
+    let details = http::json("/clients", move |_| Ok(Clients { clients: of_clients.clients() }))
         .merge(http::json("/load", move |_| Ok(of_load.load())))
         .merge(http::json("/connections", move |query| of_connections.answer(query)));
+    let (store, is_known) = (Arc::clone(&parts.store), parts.cluster.is_known.clone());
+    // Nodes have the controller, and the API server passes on what users ask. Until it is known which addresses pods have, none may read.
+    let may_read = move |source| *is_known.borrow() && !store.read(|registry| registry.may_be_client(source));
+    let details = http::restrict(details, "pods may not read what a gateway does for others", may_read);
+    let scrape = http::metrics(move |format| exposition::text(&registry, format)).merge(details);
     http::serve_metrics(subsystem, settings.metrics, scrape, client)
 }
 

@@ -12,7 +12,8 @@
 //! | 2100 | all | 118: all other destinations of Egresses |
 //!
 //! An address has the longest destination with it whose Egress does not exclude it (`spec.excludedDestinations`). Where no Egress
-//! has an excluded prefix, a `throw` route leaves its packets to the rules after the table.
+//! has an excluded prefix, a `throw` route leaves its packets to the rules after the table. So it does with ranges of the cluster inside of
+//! destinations in private networks.
 //!
 //! [`plan`] computes them; where it fails, the pod must not start, as its packets would leave by `eth0`.
 
@@ -186,7 +187,7 @@ impl Planner {
         self.problems.extend(claims.same_prefix());
         let rules = match rules::rules(family, in_cluster) {
             Ok(rules) => {
-                self.check_tunnels(&rules, &links, &claims);
+                self.check_tunnels(&rules, &links, &claims, in_cluster);
                 rules
             }
             Err(ranges) => {
@@ -199,7 +200,8 @@ impl Planner {
             claims
                 .add(family, Claim { egress: None, target: Target::Refused, destinations, originating_only });
         }
-        let routing = ClientRouting { rules, routes: claims.routes() };
+        let ranges = in_cluster.family(family).prefixes().into_iter().collect();
+        let routing = ClientRouting { rules, routes: claims.routes(&ranges) };
         FamilyPlan { links: links.into_values().map(|(_, link)| link).collect(), routing }
     }
 
@@ -230,8 +232,9 @@ impl Planner {
         rules: &[ClientRule],
         links: &BTreeMap<String, (&EgressName, Link)>,
         claims: &Claims<'_>,
+        in_cluster: &PrefixSet,
     ) {
-        for (of, link) in links.values() {
+        for (of, link) in links.values().filter(|(_, link)| !in_cluster.contains(link.remote)) {
             for (table, prefix, egress) in claims.with(link.remote) {
                 if !rules::is_kept(rules, link.remote, table) {
                     self.problems.push(Problem::SwallowsTunnel {

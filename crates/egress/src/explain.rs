@@ -292,7 +292,11 @@ impl Known {
         let in_cluster: PrefixSet = ranges.iter().collect();
         for known in cluster.egresses.values_mut() {
             // What the controller is about to write.
-            known.cluster_ranges.get_or_insert_with(|| cluster_ranges(&in_cluster));
+            if known.ranges_are_stale || known.cluster_ranges.is_none() {
+                let destinations = known.destinations.clone().unwrap_or_default();
+                known.cluster_ranges = Some(cluster_ranges(&in_cluster, &destinations));
+                known.ranges_are_stale = false;
+            }
         }
         let holders = egresses.iter().map(|egress| {
             let pods = egress.source_addresses.values().flatten().cloned().collect();

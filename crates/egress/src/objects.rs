@@ -36,6 +36,18 @@ pub struct Defaults {
     pub image: Option<String>,
     /// UDP port of Services and gateways.
     pub port: u16,
+    /// Seccomp profile of gateways.
+    pub seccomp: SeccompDefault,
+}
+
+/// Seccomp profile of gateways whose template names none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SeccompDefault {
+    /// None, so that of the kubelet (`seccompDefault`).
+    None,
+    /// `RuntimeDefault`. That of containerd 1.6.9 and newer permits `bpf` to containers with `CAP_BPF`; that of CRI-O does not.
+    #[default]
+    RuntimeDefault,
 }
 
 /// The objects of one Egress.

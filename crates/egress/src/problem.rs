@@ -143,7 +143,7 @@ impl EgressProblem {
     /// The problem of an Egress without ranges of the cluster.
     pub fn ranges_unknown(egress: &EgressName) -> Self {
         let message = format!(
-            "Egress {egress} has no status.clusterRanges yet: the controller of egress gateways writes the ranges of the cluster there; see \
+            "Egress {egress} has no status.clusterRanges for its destinations yet: the controller of egress gateways writes the ranges of the cluster there; see \
              whether it runs, and is as new as the node program"
         );
         Self::new(EgressReason::RangesUnknown, message)

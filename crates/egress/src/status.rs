@@ -18,6 +18,9 @@ pub const SELECTORS_VALID: &str = "SelectorsValid";
 /// Reason of that condition, and of Events, for a selector that selects nothing.
 pub const SELECTOR_INVALID: &str = "SelectorInvalid";
 
+/// Type of the condition that says whether the namespaces of client pods are limited.
+pub const RESTRICTED: &str = "NamespacesRestricted";
+
 /// Reason and message for invalid `spec.selectors`; `None` if all are valid.
 pub fn invalid_selectors(egress: &Egress) -> Option<(&'static str, String)> {
     let (_, invalid) = PodSelectors::of(&egress.spec);
@@ -130,6 +133,7 @@ pub fn due(
         conditions::condition(&present.conditions, finding, egress.metadata.generation, now.clone())
     };
     let mut conditions = vec![condition(READY, finding.clone())];
+    conditions.push(condition(RESTRICTED, restriction(egress)));
     conditions.extend(selectors(egress).map(|finding| condition(SELECTORS_VALID, finding)));
     let wanted = EgressStatus {
         cluster_ranges: ranges.map(<[String]>::to_vec).or_else(|| present.cluster_ranges.clone()),
@@ -145,6 +149,27 @@ pub fn due(
         && present.source_addresses == wanted.source_addresses
         && wanted.conditions.iter().all(|condition| present.conditions.contains(condition));
     (!is_there).then_some(wanted)
+}
+
+/// Finding about the namespaces whose pods may be clients. Coil's Egresses are for all of them, and so are those that do not say more.
+fn restriction(egress: &Egress) -> Finding {
+    match &egress.spec.allowed_namespaces {
+        None => Finding::problem(
+            "EveryNamespaceMayUse",
+            "pods of every namespace may use the gateways: spec.allowedNamespaces says which ones may"
+                .to_owned(),
+        ),
+        Some(allowed) if allowed.is_empty() => Finding {
+            ready: true,
+            reason: "NoNamespaceMayUse",
+            message: "spec.allowedNamespaces is empty: no pod may use the gateways".to_owned(),
+        },
+        Some(_) => Finding {
+            ready: true,
+            reason: "ListedNamespacesMayUse",
+            message: "pods of the namespaces in spec.allowedNamespaces may use the gateways".to_owned(),
+        },
+    }
 }
 
 /// Finding for the condition about selectors; `None` without selectors.
@@ -284,19 +309,40 @@ mod tests {
         let status = due(&of, None, &finding, None, Vec::new(), at(1)).unwrap();
         let said: Vec<_> =
             status.conditions.iter().map(|it| (it.type_.as_str(), it.reason.as_str())).collect();
-        assert_eq!(said, [("Ready", "NoneAvailable"), ("SelectorsValid", "SelectorInvalid")]);
-        assert!(status.conditions[1].message.contains("\"exists\""), "{status:?}");
+        let expected = [
+            ("Ready", "NoneAvailable"),
+            ("NamespacesRestricted", "EveryNamespaceMayUse"),
+            ("SelectorsValid", "SelectorInvalid"),
+        ];
+        assert_eq!(said, expected);
+        assert!(status.conditions[2].message.contains("\"exists\""), "{status:?}");
         of.status = Some(status);
         assert_eq!(due(&of, None, &finding, None, Vec::new(), at(2)), None);
         select(&mut of, "Exists");
         let status = due(&of, None, &finding, None, Vec::new(), at(2)).unwrap();
         assert_eq!(
-            (status.conditions[1].status.as_str(), status.conditions[1].reason.as_str()),
+            (status.conditions[2].status.as_str(), status.conditions[2].reason.as_str()),
             ("True", "AllValid")
         );
         of.status = Some(status);
         of.spec.selectors = None;
-        assert_eq!(due(&of, None, &finding, None, Vec::new(), at(3)).unwrap().conditions.len(), 1);
+        assert_eq!(due(&of, None, &finding, None, Vec::new(), at(3)).unwrap().conditions.len(), 2);
+    }
+
+    #[test]
+    fn an_egress_that_is_for_all_namespaces_says_so_until_it_names_some() {
+        let said = |allowed: Option<Vec<String>>| {
+            let mut of = egress(&json!({}));
+            of.spec.allowed_namespaces = allowed;
+            let status = due(&of, None, &Finding::of(&of, None), None, Vec::new(), at(1)).unwrap();
+            let condition = status.conditions.into_iter().find(|it| it.type_ == RESTRICTED).unwrap();
+            (condition.status, condition.reason, condition.message)
+        };
+        let (status, reason, message) = said(None);
+        assert_eq!((status.as_str(), reason.as_str()), ("False", "EveryNamespaceMayUse"));
+        assert!(message.starts_with("pods of every namespace may use the gateways"), "{message}");
+        assert_eq!(said(Some(vec!["shop".to_owned()])).0, "True");
+        assert_eq!(said(Some(Vec::new())).1, "NoNamespaceMayUse");
     }
 
     #[test]

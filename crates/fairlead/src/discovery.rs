@@ -88,6 +88,7 @@ fn settings(arguments: &DiscoveryArguments) -> Settings {
         limits: fairlead_discovery::core::Limits {
             clusters: arguments.max_clusters,
             affiliates: arguments.max_affiliates,
+            affiliates_in_all: arguments.max_affiliates_in_all,
             affiliates_per_source: arguments.max_affiliates_per_address,
             watches: arguments.max_watches,
             watches_per_source: per_address,

@@ -29,7 +29,7 @@ pub(crate) const VERSION: u64 = match u64::from_str_radix(env!("FOU_VERSION"), 1
 pub(crate) const EGRESS: &str = "fou_egress";
 pub(crate) const INGRESS: &str = "fou_ingress";
 
-const TO_LOAD: &str = "it needs the capabilities CAP_BPF and CAP_NET_ADMIN";
+const TO_LOAD: &str = "it needs the capabilities CAP_BPF and CAP_NET_ADMIN, and a seccomp profile that permits bpf (not that of CRI-O)";
 const TO_FIND: &str =
     "it needs the capability CAP_SYS_ADMIN, without which the kernel opens no program by its ID";
 const TO_USE: &str = "it needs the capability CAP_BPF";

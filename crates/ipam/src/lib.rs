@@ -12,6 +12,7 @@
 //! * [`state`]: all of it together, for one node.
 //! * `resources` (feature `resources`): the conversions from AddressPool and AddressBlock.
 //! * [`check`]: where kernel, blocks and pods disagree.
+//! * [`used`]: ranges that something else uses than the pools.
 //!
 //! Order and numbering are those of Coil v2, so that existing AddressBlocks keep their meaning: blocks are
 //! numbered through the subnets in order, the lowest number that was never granted is next (then those freed, the oldest
@@ -38,6 +39,7 @@ pub mod refusal;
 pub mod resources;
 pub mod state;
 pub mod table;
+pub mod used;
 
 pub use assumed::{Assumed, AssumedBlocks};
 pub use fairlead_address::DualStackNets;

@@ -180,6 +180,14 @@ impl<W: Clone> NodeState<W> {
         self.table.hold_back(key, unclear);
     }
 
+    /// Uses a block that an earlier program of this node had, until the API server lists the blocks: what it does not list goes then.
+    /// No other node can have it, as the caller knows.
+    pub fn restore_block(&mut self, block: Block) {
+        if !self.blocks_known {
+            self.table.upsert_block(block);
+        }
+    }
+
     /// Tries to allocate an address. `pool_info` is `None` until the pool was read. Only one attempt of a key is under way
     /// at a time; the container's lock ensures that. After [`Attempt::Wait`] the caller tries again when woken, or
     /// calls [`Self::stop_waiting`].

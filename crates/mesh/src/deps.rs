@@ -54,6 +54,8 @@ pub struct MeshNode {
     pub handover: PathBuf,
     /// Whether it has a WireKubePeer.
     pub publishes: bool,
+    /// Routing table of the node's pods.
+    pub table_pods: u32,
     /// A file with members of the mesh.
     pub peers_file: Option<PathBuf>,
 }

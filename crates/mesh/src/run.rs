@@ -1,14 +1,11 @@
 //! Schedule of the mesh: a change is reconciled at once, a sweep comes every few seconds, and timers of paths wake only the paths.
 
-use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_api::names::{RULE_PRIORITY_MESH, RULE_PRIORITY_MESH_LAST, TABLE_MESH};
 use fairlead_dataplane::kernel_watch::KernelChanges;
 use fairlead_limits::doubled;
-use fairlead_netlink::route::{Change, TABLE_MAIN};
 use tokio::time::{sleep, sleep_until};
 
 use super::apply::gateways;
@@ -37,9 +34,9 @@ const MAX_PATHS_PAUSE: Duration = Duration::from_secs(5);
 const ENTRIES_PAUSE: u32 = 20;
 const MIN_ENTRIES_PAUSE: Duration = Duration::from_millis(250);
 const MAX_ENTRIES_PAUSE: Duration = Duration::from_secs(1);
-/// Interval at which the kernel is compared without a change. Changes that it does not report (the flush of another program's nftables
-/// tables, addresses of the device) are put right within this time, or, where a comparison takes long, within that many times as long, up
-/// to a bound.
+/// Interval at which the kernel is compared without a change. Changes that wake nothing (of another program's nftables tables, elements of
+/// our sets, addresses of the device) are put right within this time, or, where a comparison takes long, within that many times as long,
+/// up to a bound.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 const SWEEP_PAUSE: u32 = 250;
 const MAX_SWEEP_INTERVAL: Duration = Duration::from_secs(15);
@@ -68,24 +65,6 @@ enum Work {
     WatchEntries,
     WatchGateways,
     WakePaths { may_observe: bool },
-}
-
-/// Whether a change of the kernel may concern the mesh: this host's own links and addresses, the reverse path filter, and
-/// what leads packets into the device. Those of pods do not.
-pub(crate) fn concerns(change: &Change) -> bool {
-    match change {
-        Change::Address { address, .. } => match address.prefix.addr() {
-            IpAddr::V4(address) => !address.is_link_local(),
-            IpAddr::V6(address) => !address.is_unicast_link_local(),
-        },
-        Change::Link { link, .. } => link.kind.as_deref() != Some("veth"),
-        Change::Missed => true,
-        Change::Netconf(it) => it.reverse_path_filter.is_some(),
-        Change::Route { route, .. } => {
-            route.table == TABLE_MESH || (route.table == TABLE_MAIN && route.destination.prefix_len() == 0)
-        }
-        Change::Rule { rule, .. } => [RULE_PRIORITY_MESH, RULE_PRIORITY_MESH_LAST].contains(&rule.priority),
-    }
 }
 
 /// Runs the mesh until `stop` resolves. The device stays as it is.

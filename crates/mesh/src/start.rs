@@ -84,7 +84,8 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     let paths =
         PathDriver::new(common.probes(), rand::random(), view.clone(), time_to_direct, Instant::now());
     let port = Arc::clone(paths.port());
-    let mesh = Mesh::new(HostKernel::default(), DeviceSlot::new(node.preference, node.handover), paths);
+    let slot = DeviceSlot::new(node.preference, node.handover);
+    let mesh = Mesh::new(HostKernel::new(node.table_pods), slot, paths);
     let port_mapping = common.port_mapping(&caches, &kernel, mesh.listen_port(), mapped);
     let subsystem = supervisor.subsystem("mesh");
     if common.publishes {
@@ -104,7 +105,7 @@ pub fn start(deps: MeshDeps, supervisor: &mut Supervisor) -> MeshHandle {
     subsystem.spawn("saved state", common.file.clone().keep(reader.unsaved()));
     let (stopped, device) = oneshot::channel();
     let running = Arc::clone(&common.reports);
-    let kernel = kernel.subscribe(run::concerns);
+    let kernel = kernel.subscribe(fairlead_dataplane::mesh::concerns);
     subsystem.spawn_graceful("reconciler", |stop| async move {
         let mesh = run::run(reader, kernel, mesh, running, stop.cancelled_owned()).await;
         drop(stopped.send(mesh.into_device()));

@@ -11,7 +11,7 @@ use std::time::Instant;
 use fairlead_address::IpFamily;
 use fairlead_dataplane::encapsulation::{Encapsulation, Tunnels};
 use fairlead_dataplane::forwarding::ForwardingProblem;
-use fairlead_dataplane::mesh::MeshState;
+use fairlead_dataplane::mesh::{ForeignRule, Guarded, MeshState};
 use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::uplink::{HostNetwork, SysctlError};
 use fairlead_dataplane::wireguard::{
@@ -78,6 +78,8 @@ pub(crate) struct Record {
     pub(crate) path_socket: Option<FakePathSocket>,
     /// Problems of firewalls that drop forwarded packets.
     pub(crate) forwarding_problems: Vec<ForwardingProblem>,
+    /// Packets that were dropped because they were about to leave outside of the mesh.
+    pub(crate) guarded: Guarded,
     /// Devices that are made are the kernel's unless the embedded one is asked for.
     pub(crate) has_wireguard: bool,
     /// The implementation of the device that is there.
@@ -208,6 +210,14 @@ impl Kernel for FakeKernel {
 
     fn forwarding_problems(&self) -> Vec<ForwardingProblem> {
         self.0.lock().unwrap().forwarding_problems.clone()
+    }
+
+    fn guarded(&self) -> Guarded {
+        self.0.lock().unwrap().guarded.clone()
+    }
+
+    fn foreign_rules(&self) -> Vec<ForeignRule> {
+        Vec::new()
     }
 
     fn numbers_taken(&mut self, _: &str) -> Result<Option<String>> {

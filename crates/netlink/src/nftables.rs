@@ -23,6 +23,7 @@ mod request;
 mod table;
 pub(crate) mod timed;
 mod uapi;
+pub(crate) mod watch;
 
 pub use dump::{RuleTraffic, counters, exists, generation, read};
 pub use elements::{Difference, Elements};
@@ -36,6 +37,7 @@ pub use table::{
     BaseShape, Chain, ChainShape, EndpointMap, Hook, Rule, SetShape, Table, TableShape, TableState, TimedSet,
 };
 pub use timed::{read_timed, replace_timed};
+pub use watch::handles;
 
 /// Sends the messages as one transaction; nothing at all if there are none.
 ///

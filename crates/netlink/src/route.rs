@@ -30,7 +30,7 @@ pub use filters::{BpfFilter, FilterHook, FilterPlace, add_clsact, delete_bpf_fil
 pub use proxies::{Proxy, add_proxy, delete_proxy};
 pub use types::{
     Address, AddressFlags, IpFamily, Link, LinkLayer, MacAddress, Mark, Netconf, NextHop, Route, RouteKind,
-    Rule, Scope, TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN, TunnelEnds,
+    Rule, Scope, TABLE_DEFAULT, TABLE_LOCAL, TABLE_MAIN, Transport, TunnelEnds,
 };
 pub(crate) use watch::count_changes;
 pub use watch::{Change, ChangeSignal, Subscription};

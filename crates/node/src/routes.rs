@@ -19,12 +19,13 @@ use fairlead_api::names::{ROUTE_PROTOCOL_ROUTER, WIREGUARD_INTERFACE};
 use fairlead_api::resources::WireKubeMesh;
 use fairlead_cluster::caches::{self, Cache};
 use fairlead_cluster::subsystem::Supervisor;
+use fairlead_dataplane::kernel_watch::KernelChanges;
 use fairlead_dataplane::routes::{self, Refused};
 use fairlead_dataplane::uplink::{HostNetwork, Ignored};
 use fairlead_members::cached_block::CachedBlock;
 use fairlead_members::kubernetes::Kubernetes;
 use fairlead_members::{self as members, MemberSource, nodes};
-use fairlead_netlink::route::{Route, TABLE_MAIN};
+use fairlead_netlink::route::{Change, Route, TABLE_MAIN};
 use fairlead_topology::{BlockRoute, Member, OwnAddress, Plan, Policy, Problem, SourceNodes, plan};
 use ipnet::IpNet;
 use kube::runtime::{WatchStreamExt, watcher};
@@ -51,8 +52,16 @@ pub struct RoutesDeps {
     pub meshes: Arc<Cache<WireKubeMesh>>,
     /// Nodes by the source addresses of egress gateways that they have; `None` until the API server has said it.
     pub source_nodes: watch::Receiver<Option<Arc<BTreeMap<IpAddr, SourceNodes>>>>,
+    /// Changes of the kernel that [`concerns`] lets through.
+    pub kernel: KernelChanges,
     /// Counters.
     pub metrics: RouterMetrics,
+}
+
+/// Whether a change of the kernel may be that another program has taken routes away, as systemd-networkd does when it is restarted.
+pub fn concerns(change: &Change) -> bool {
+    let is_own = |route: &Route| route.protocol == ROUTE_PROTOCOL_ROUTER;
+    matches!(change, Change::Missed) || matches!(change, Change::Route { route, gone: true } if is_own(route))
 }
 
 /// Keeps the routes, with a watch of all Nodes that nothing else needs.
@@ -67,6 +76,7 @@ pub fn start(deps: RoutesDeps, supervisor: &mut Supervisor) -> RoutesHandle {
         meshes_changed: deps.meshes.subscribe(),
         meshes: deps.meshes,
         source_nodes: deps.source_nodes,
+        kernel: deps.kernel,
         reports: handle.clone(),
         metrics: deps.metrics,
     };
@@ -141,6 +151,7 @@ struct Router {
     meshes_changed: watch::Receiver<u64>,
     meshes: Arc<Cache<WireKubeMesh>>,
     source_nodes: watch::Receiver<Option<Arc<BTreeMap<IpAddr, SourceNodes>>>>,
+    kernel: KernelChanges,
     reports: RoutesHandle,
     metrics: RouterMetrics,
 }
@@ -157,12 +168,13 @@ struct Inputs {
 impl Router {
     async fn run(mut self) -> Infallible {
         let mut done: Option<(Inputs, Instant)> = None;
+        let mut are_routes_gone = false;
         loop {
             if let Some(inputs) = self.inputs() {
                 // Kubelets write to their Nodes all the time; only addresses matter here.
                 let current =
                     done.as_ref().is_some_and(|(last, at)| *last == inputs && at.elapsed() < SWEEP_INTERVAL);
-                if !current {
+                if !current || are_routes_gone {
                     self.step(inputs.clone()).await;
                     done = Some((inputs, Instant::now()));
                 }
@@ -170,12 +182,13 @@ impl Router {
             sleep(MIN_PAUSE).await;
             let changed = async {
                 tokio::select! {
-                    () = members::changed(&mut self.sources) => {}
-                    _ = self.meshes_changed.changed() => {}
-                    Ok(()) = self.source_nodes.changed() => {}
+                    () = self.kernel.changed() => true,
+                    () = members::changed(&mut self.sources) => false,
+                    _ = self.meshes_changed.changed() => false,
+                    Ok(()) = self.source_nodes.changed() => false,
                 }
             };
-            let _ = timeout(SWEEP_INTERVAL, changed).await;
+            are_routes_gone = timeout(SWEEP_INTERVAL, changed).await.unwrap_or_default();
         }
     }
 
@@ -279,6 +292,15 @@ mod tests {
         let text = found.problems[0].to_string();
         assert!(text.contains("10.0.0.0/27") && text.contains("unreachable"), "{text}");
         assert_eq!(found.problems[0].reason(), "RouteRefused");
+    }
+
+    #[test]
+    fn only_routes_that_were_taken_away_wake_the_router() {
+        let own = kernel_route(&route("10.0.0.0/27"));
+        let others = Route { protocol: 4, ..own.clone() };
+        let change = |route: &Route, gone| Change::Route { route: route.clone(), gone };
+        assert!(concerns(&change(&own, true)) && concerns(&Change::Missed));
+        assert!(!concerns(&change(&own, false)) && !concerns(&change(&others, true)));
     }
 
     #[test]

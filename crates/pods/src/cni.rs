@@ -26,6 +26,7 @@ use fairlead_cluster::subsystem::Supervisor;
 use self::attach::Stages;
 use self::attach::address::AddressStage;
 use self::attach::link::LinkStage;
+use self::attach::namespace_pools::NamespacePools;
 use self::attach::record::RecordStage;
 pub use self::attach::{
     EgressRequest, EgressStages, FindEgress, PodInterface, SetUpEgress, Stage, warn_at_pod,
@@ -42,6 +43,7 @@ pub fn start(deps: CniDeps, egress: EgressStages, supervisor: &mut Supervisor) -
     let address = AddressStage {
         ipam: Arc::clone(&deps.ipam),
         namespaces: Arc::clone(&deps.namespaces),
+        pools: NamespacePools::load(deps.records.namespace_pools()),
         client: deps.client.clone(),
         events: deps.events.clone(),
         metrics: deps.addresses.clone(),

@@ -1,7 +1,8 @@
 //! Addresses of this node: the [`allocator`](Ipam), and the tasks around it.
 //!
 //! [`requests`] makes BlockRequests, and [`blocks`] keeps and releases blocks. [`own_blocks`] follows the watch of blocks.
-//! [`positions`] keeps where the search for free addresses goes on; [`leaks`] frees addresses of pods that are gone.
+//! [`positions`] keeps where the search for free addresses goes on, [`block_record`] which blocks a program that starts alone may use;
+//! [`leaks`] frees addresses of pods that are gone.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -17,6 +18,7 @@ use kube::runtime::reflector::Store;
 use tokio::sync::watch;
 
 mod allocator;
+mod block_record;
 mod blocks;
 mod leaks;
 pub mod metrics;
@@ -49,12 +51,25 @@ pub struct Deps {
     pub block_grace: Duration,
     /// File that keeps where the search for free addresses goes on.
     pub positions: PathBuf,
+    /// File that keeps this node's blocks.
+    pub block_record: PathBuf,
 }
 
 /// Starts the tasks that request, keep and release blocks and free leaked addresses.
 pub fn start(ipam: &Arc<Ipam>, deps: Deps, supervisor: &mut Supervisor) {
     let subsystem = supervisor.subsystem("ipam");
-    let Deps { client, nodes, blocks, interruptions, pools, locks, metrics, block_grace, positions } = deps;
+    let Deps {
+        client,
+        nodes,
+        blocks,
+        interruptions,
+        pools,
+        locks,
+        metrics,
+        block_grace,
+        positions,
+        block_record,
+    } = deps;
     let requests = requests::Requests {
         client: client.clone(),
         ipam: Arc::clone(ipam),
@@ -67,6 +82,7 @@ pub fn start(ipam: &Arc<Ipam>, deps: Deps, supervisor: &mut Supervisor) {
         client,
         ipam: Arc::clone(ipam),
         metrics: metrics.clone(),
+        record: block_record::BlockRecord::new(block_record),
         set_routes: blocks::Routes::set,
     };
     subsystem.spawn("blocks", keeper.run(blocks, interruptions, pools.subscribe(), block_grace));

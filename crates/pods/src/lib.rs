@@ -18,4 +18,5 @@ pub mod container_locks;
 pub mod inventory;
 pub mod ipam;
 pub mod pod_network;
+mod small_file;
 mod ttl_cell;

@@ -11,11 +11,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use fairlead_api::names::LINK_ALIAS_PREFIX;
+use fairlead_api::names::{
+    LINK_ALIAS_PREFIX, NFT_TABLE_FORWARD, NFT_TABLE_MASQUERADE, NFT_TABLE_SOURCE_CHECK,
+};
 use fairlead_api::resources::{AddressPool, WireKubeMesh};
 use fairlead_cluster::caches::{Cache, Refusal};
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_dataplane::forwarding::ForwardRules;
+use fairlead_dataplane::kernel_tables::KernelTables;
 use fairlead_dataplane::kernel_watch::{KernelChanges, KernelWatch};
 use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::pods::{self, Attached, HostEnds, Repair};
@@ -31,9 +34,12 @@ use self::metrics::{Object, PodNetworkMetrics};
 use crate::container_locks::{ContainerLocks, Guard};
 use crate::ipam::Ipam;
 
+mod connected;
 pub mod desired;
 pub mod metrics;
 
+/// nftables tables of the pods' network.
+const TABLES: [&str; 3] = [NFT_TABLE_FORWARD, NFT_TABLE_MASQUERADE, NFT_TABLE_SOURCE_CHECK];
 /// Interval at which the kernel is compared when nothing changes.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 /// Least pause between two comparisons: every ADD and DEL changes links, and needs none.
@@ -101,8 +107,9 @@ impl PodNetwork {
         let mut meshes = self.meshes.subscribe();
         let mut blocks = None;
         let mut firewalls = ForwardRules::default();
+        let mut tables = KernelTables::default();
         loop {
-            let mut problems = Vec::new();
+            let mut problems: Vec<String> = tables.problems().into_iter().map(str::to_owned).collect();
             match self.pass_firewalls(&mut firewalls).await {
                 Ok(dropped) => problems.extend(dropped),
                 Err(error) => problems.push(format!("{error:#}")),
@@ -111,10 +118,13 @@ impl PodNetwork {
                 self.restore_pods().await,
                 self.refuse_unallocated(&mut blocks).await,
                 self.check_sources().await,
-                self.masquerade().await,
             ];
             for outcome in outcomes {
                 problems.extend(outcome.err().map(|error| format!("{error:#}")));
+            }
+            match self.masquerade().await {
+                Ok(shared) => problems.extend(shared),
+                Err(error) => problems.push(format!("{error:#}")),
             }
             self.problems.set(problems);
             sleep(MIN_PAUSE).await;
@@ -206,30 +216,32 @@ impl PodNetwork {
         Ok(problems.map(|problem| format!("{}: {problem}", problem.reason())).collect())
     }
 
-    async fn masquerade(&self) -> anyhow::Result<()> {
+    /// Masquerades connections of pods, and returns which pools share addresses with networks of this host.
+    async fn masquerade(&self) -> anyhow::Result<Vec<String>> {
         if !has_masquerade_settings(&self.pools, &self.meshes) {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let pools = self.pools.store.state();
         let meshes = self.meshes.store.state();
         let mesh = WireKubeMesh::selected(&meshes).cloned();
         // What an earlier program left out for networks of peers stays until they are known.
         if mesh.as_deref().is_some_and(WireKubeMesh::includes_pod_networks) && !self.peers.has_answer() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let pod_networks = self.pod_networks(mesh.as_deref());
         let apply = move || {
             let connected = HostNetwork::read()?.connected_prefixes(&Ignored::default());
+            let shared = connected::problems(&pools, &connected);
             let wanted = desired::masquerade(&pools, mesh.as_deref(), &pod_networks, connected);
-            masquerade::apply(&wanted)
+            Ok::<_, fairlead_netlink::Error>((shared, masquerade::apply(&wanted)?))
         };
         let applied = tokio::task::spawn_blocking(apply).await?;
-        let applied = applied
+        let (shared, applied) = applied
             .context("cannot masquerade connections of pods: they reach no host outside of the cluster")?;
         if applied.is_some_and(|applied| applied != Applied::Unchanged) {
             self.corrected(Object::Masquerade, "set the masquerading of pods", None);
         }
-        Ok(())
+        Ok(shared)
     }
 
     /// Networks of other plugins whose pods see the addresses of this node's pods. They change with nodes: the next sweep is soon enough.
@@ -272,6 +284,7 @@ fn concerns(change: &Change, ids: RoutingIds) -> bool {
         Change::Missed => true,
         Change::Netconf(netconf) => netconf.link.is_none() && netconf.forwarding == Some(false),
         Change::Route { route, gone } => *gone && route.table == ids.table_pods(),
+        Change::Table(name) => TABLES.contains(&name.as_str()),
         Change::Rule { rule, gone } => *gone && rule.priority == ids.rule_priority(),
     }
 }

@@ -1,9 +1,11 @@
 //! Claims of nodes: which of them count, and how strongly.
 //!
 //! A node's token can announce any single address (`deploy/policy`). So an address counts only if the Node object has it, or an
-//! administrator granted it, or the controller gave it to the node on the mesh, or it is a source address of egress gateways of which one is on the node. Where the controller has not copied yet what the Node object says, it counts less than all others.
+//! administrator granted it, or the controller gave it to the node on the mesh, or it is a source address of egress gateways of which one is on the node. Until
+//! the controller has copied what the Node object says, an address counts only where this node's device has it at the member's key already: then
+//! less than all others, and not if others need it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fairlead_address::usable_parts;
 use fairlead_keys::PublicKey;
@@ -42,7 +44,8 @@ pub(crate) fn entries(
     let mut entries: Vec<Entry> = mesh_addresses.collect();
     for claim in &member.claims {
         let claim = claim.trunc();
-        if let Some(problem) = refusal(member, claim, policy) {
+        let has = |prefix: &IpNet| held.iter().flatten().any(|held| held.contains(prefix));
+        if let Some(problem) = refusal(member, claim, has(&claim), policy) {
             problems.insert(problem);
             continue;
         }
@@ -52,15 +55,50 @@ pub(crate) fn entries(
             prefix,
             owner,
             tier: tier(member, &prefix, policy),
-            is_held: !member.discovery.is_only_source
-                && (is_own || held.iter().flatten().any(|held| held.contains(&prefix))),
+            is_held: !member.discovery.is_only_source && (is_own || has(&prefix)),
         }));
     }
     entries
 }
 
-/// Reason why a claim is left out; `None` if it counts.
-fn refusal(member: &Member, prefix: IpNet, policy: &Policy) -> Option<Problem> {
+/// Names both nodes where an address that was refused is one that another node keeps: of two nodes with one InternalIP the controller
+/// copies that of the first alone. `owned` are the prefixes that each member keeps, and `names` its name, by index.
+pub(crate) fn name_holders(
+    problems: &mut BTreeSet<Problem>,
+    owned: &[Vec<IpNet>],
+    names: &[&str],
+    policy: &Policy,
+) {
+    let refused = |problem: &Problem| match problem {
+        // A source address of egress gateways is no InternalIP.
+        Problem::ClaimNotOfNode { prefix, .. } => {
+            Some(*prefix).filter(|prefix| !policy.sources.contains_key(&prefix.addr()))
+        }
+        _ => None,
+    };
+    let prefixes: BTreeSet<IpNet> = problems.iter().filter_map(refused).collect();
+    if prefixes.is_empty() {
+        return;
+    }
+    let kept =
+        owned.iter().zip(names).flat_map(|(owned, name)| owned.iter().map(move |prefix| (*prefix, *name)));
+    let holders: BTreeMap<IpNet, &str> = kept.filter(|(prefix, _)| prefixes.contains(prefix)).collect();
+    let named = |problem| match problem {
+        Problem::ClaimNotOfNode { node, prefix } => match holders.get(&prefix) {
+            Some(owner) => {
+                let mut nodes = vec![node, (*owner).to_owned()];
+                nodes.sort();
+                Problem::ClaimedTwice { prefix, nodes, owner: (*owner).to_owned() }
+            }
+            None => Problem::ClaimNotOfNode { node, prefix },
+        },
+        other => other,
+    };
+    *problems = std::mem::take(problems).into_iter().map(named).collect();
+}
+
+/// Reason why a claim is left out; `None` if it counts. `is_held` says whether this node's device has it at the member's key.
+pub(crate) fn refusal(member: &Member, prefix: IpNet, is_held: bool, policy: &Policy) -> Option<Problem> {
     if member.name == policy.own || member.external.is_some() || policy.is_granted(member, &prefix) {
         return None;
     }
@@ -71,25 +109,33 @@ fn refusal(member: &Member, prefix: IpNet, policy: &Policy) -> Option<Problem> {
     if prefix.prefix_len() < MIN_LENGTH {
         return Some(Problem::ClaimTooWide { node: node(), prefix });
     }
-    let is_told = member.discovery.is_only_source && prefixes::is_host(&prefix);
-    if let Some(why) = is_told.then(|| needed_by_others(&prefix, policy)).flatten() {
-        return Some(Problem::ClaimRefused { node: node(), prefix, why });
+    if !prefixes::is_host(&prefix) {
+        return None;
     }
-    let of_node = member
-        .addresses
-        .node
-        .as_ref()
-        .filter(|_| prefixes::is_host(&prefix) && !member.discovery.is_only_source)?;
-    (!of_node.contains(&prefix.addr())).then(|| Problem::ClaimNotOfNode { node: node(), prefix })
+    let needed = || needed_by_others(&prefix, policy);
+    let refused = |why| Problem::ClaimRefused { node: node(), prefix, why };
+    match &member.addresses.node {
+        _ if member.discovery.is_only_source => needed().map(refused),
+        Some(of_node) if !of_node.contains(&prefix.addr()) => {
+            Some(Problem::ClaimNotOfNode { node: node(), prefix })
+        }
+        // A node may be a gateway or a server of the API, and is no Service.
+        Some(_) => needed().filter(|why| *why == Refusal::Service).map(refused),
+        None if member.addresses.is_unconfirmed && !(is_held && needed().is_none()) => {
+            Some(Problem::ClaimNotYetConfirmed { node: node(), prefix })
+        }
+        None => None,
+    }
 }
 
-/// Reason why a member that only discovery services know may not have this address; `None` if it may. A stranger with the cluster's secret
-/// could take it from all nodes.
+/// Reason why a member that nothing in the cluster names as its holder may not have this address; `None` if it may. A stranger with the
+/// cluster's secret could take it from all nodes.
 fn needed_by_others(address: &IpNet, policy: &Policy) -> Option<Refusal> {
     let is_in = |prefixes: &[IpNet]| prefixes.iter().any(|prefix| prefix.contains(address));
     is_in(&policy.reserved.services)
         .then_some(Refusal::Service)
         .or_else(|| is_in(&policy.reserved.hosts).then_some(Refusal::Reserved))
+        .or_else(|| is_in(&policy.reserved.name_servers).then_some(Refusal::NameServer))
 }
 
 fn tier(member: &Member, prefix: &IpNet, policy: &Policy) -> Tier {

@@ -26,6 +26,7 @@
 
 mod claims;
 mod conflicts;
+mod control_plane;
 mod entry;
 mod external;
 mod gateways;
@@ -45,6 +46,7 @@ mod site;
 mod site_networks;
 mod transition;
 
+pub use control_plane::control_plane;
 pub use entry::EntryRole;
 pub use gateways::{gateways, location};
 pub use locations::{TunnelRoute, Tunnels};

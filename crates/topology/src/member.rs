@@ -162,12 +162,17 @@ pub struct MemberAddresses {
     pub mesh: Vec<IpAddr>,
     /// Addresses of its Node object of type InternalIP, in the order of the object; `None` where there is no such object.
     pub node: Option<Vec<IpAddr>>,
+    /// Whether the cluster has its claims and the controller has not said yet which addresses its Node has.
+    pub is_unconfirmed: bool,
+    /// Whether its Node has the label of control-plane nodes, which need each other at these addresses before there is a mesh. Trusted, because the
+    /// controller copies it.
+    pub is_control_plane: bool,
 }
 
 impl MemberAddresses {
     /// Addresses of a node that has none on the mesh.
     pub fn of_node(addresses: Vec<IpAddr>) -> Self {
-        Self { mesh: Vec::new(), node: Some(addresses) }
+        Self { node: Some(addresses), ..Self::default() }
     }
 }
 

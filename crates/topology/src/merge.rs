@@ -36,6 +36,7 @@ fn complete(known: &mut Member, other: Member) {
         known.public_key = other.public_key;
         known.next_key = other.next_key;
         known.claims = other.claims;
+        known.addresses.is_unconfirmed = other.addresses.is_unconfirmed;
     }
     let missing: Vec<_> = other.blocks.into_iter().filter(|block| !known.blocks.contains(block)).collect();
     known.blocks.extend(missing);
@@ -46,6 +47,7 @@ fn complete(known: &mut Member, other: Member) {
         known.addresses.mesh = other.addresses.mesh;
     }
     known.addresses.node = known.addresses.node.take().or(other.addresses.node);
+    known.addresses.is_control_plane |= other.addresses.is_control_plane;
     known.endpoints.complete(other.endpoints);
     known.keepalive.interval = known.keepalive.interval.or(other.keepalive.interval);
     known.keepalive.always_sends |= other.keepalive.always_sends;
@@ -112,6 +114,21 @@ mod tests {
         let merged = merge(vec![blocks, peer]).remove(0);
         assert_eq!((merged.public_key.is_some(), merged.keepalive.interval), (true, Some(7)));
         assert_eq!(merged.claims, [net("192.0.2.1/32")], "claims without a key count for nothing");
+    }
+
+    #[test]
+    fn claims_are_as_unconfirmed_as_in_the_record_that_they_come_from() {
+        let mut blocks = record(Source::Kubernetes, 0, None);
+        blocks.member.blocks = vec![net("10.0.0.0/27")];
+        let mut peer = record(Source::Kubernetes, 0, Some(1));
+        peer.member.addresses.is_unconfirmed = true;
+        assert!(merge(vec![blocks, peer.clone()])[0].addresses.is_unconfirmed);
+        let of_file = record(Source::Static, 0, Some(1));
+        assert!(
+            merge(vec![peer, of_file.clone()])[0].addresses.is_unconfirmed,
+            "the file does not speak for the cluster"
+        );
+        assert!(!merge(vec![of_file])[0].addresses.is_unconfirmed);
     }
 
     #[test]

@@ -51,6 +51,15 @@ pub struct Plan {
     pub problems: Vec<Problem>,
 }
 
+impl Plan {
+    /// Whether several members claim the address, so that peers may take it for that of another one than this node does.
+    pub fn is_claimed_twice(&self, address: IpAddr) -> bool {
+        self.problems.iter().any(
+            |problem| matches!(problem, Problem::ClaimedTwice { prefix, .. } if prefix.addr() == address),
+        )
+    }
+}
+
 /// Decides peers, prefixes and routes. Takes `O(n log n)` in the number of prefixes. Names of members are unique, as
 /// [`crate::merge`] leaves them.
 ///
@@ -79,6 +88,7 @@ fn plan_of(members: Vec<&Member>, policy: &Policy) -> Plan {
     let entry_nodes = EntryNodes::new(&ranked, policy, &mut problems);
     let entries = usable_entries(&ranked, &entry_nodes, policy, &mut problems);
     let Resolved { owned, lost_blocks } = conflicts::resolve(entries.clone(), &names, &mut problems);
+    claims::name_holders(&mut problems, &owned, &names, policy);
     let by_key = usable_keys(&ranked, policy, &mut problems);
     let has_peer = entry_nodes.reached(by_key.values().flatten().copied().collect());
     let carriers = Carriers::new(&has_peer, &entry_nodes, Gateways::new(&ranked, &has_peer, policy));

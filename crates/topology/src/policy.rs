@@ -7,6 +7,7 @@ use fairlead_address::PrefixSet;
 use fairlead_keys::PublicKey;
 use ipnet::IpNet;
 
+use crate::claims;
 use crate::conflicts::Tier;
 use crate::member::Member;
 use crate::prefixes;
@@ -27,6 +28,8 @@ pub struct SourceNodes {
 pub struct Reserved {
     /// Addresses of the API server and of the default gateways of this host.
     pub hosts: Vec<IpNet>,
+    /// Name servers of this host, which may be behind an external member.
+    pub name_servers: Vec<IpNet>,
     /// Prefixes of Services.
     pub services: Vec<IpNet>,
 }
@@ -55,7 +58,7 @@ pub struct Policy {
     pub held: BTreeMap<PublicKey, BTreeSet<IpNet>>,
     /// Keys that members announced and that have completed a handshake with this node.
     pub completed: BTreeSet<PublicKey>,
-    /// Prefixes that no external member may have, nor one that only discovery services know.
+    /// Prefixes that no external member may have, nor a node that nothing in the cluster names as their holder.
     pub reserved: Reserved,
     /// Prefixes that an administrator lets members have, by the member's name. What only discovery services know has none: the secret of
     /// the cluster proves no name.
@@ -111,6 +114,11 @@ impl Policy {
             return Some(Tier::HeldSourceAddress);
         }
         nodes.gateways.contains(&member.name).then_some(Tier::SourceAddress)
+    }
+
+    /// Whether this claim of a member would count while no device has it.
+    pub fn admits(&self, member: &Member, claim: &IpNet) -> bool {
+        claims::refusal(member, claim.trunc(), false, self).is_none()
     }
 
     /// Whether an administrator lets the member have this prefix.

@@ -13,6 +13,8 @@ use crate::prefixes::Unusable;
 /// Reason why a member does not get a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Refusal {
+    /// Address of a name server of this host.
+    NameServer,
     /// Address of the API server, or of the default gateway of this host.
     Reserved,
     /// Prefix from which Services have addresses.
@@ -24,6 +26,7 @@ pub enum Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::NameServer => "a name server of this node has that address",
             Self::Reserved => "the API server or the default gateway of this node has that address",
             Self::Service => "these addresses belong to Services",
             Self::TooWide => "it is wider than /8, and would capture what belongs to others; name the networks that are meant, or grant it in spec.grants of the WireKubeMesh",
@@ -151,7 +154,14 @@ pub enum Problem {
         /// The address.
         prefix: IpNet,
     },
-    /// An address that a member of which only discovery services know says is its own, and that others need; it is left out.
+    /// An address that a node announces, while the controller has not said yet which addresses its Node has; the claim is left out.
+    ClaimNotYetConfirmed {
+        /// Name of the node that claims it.
+        node: String,
+        /// The address.
+        prefix: IpNet,
+    },
+    /// An address that a member says is its own, and that others need; it is left out.
     ClaimRefused {
         /// Name of the member that claims it.
         node: String,
@@ -249,6 +259,7 @@ impl Problem {
             Self::BlockUnusable { .. } => "BlockUnusable",
             Self::BlocksOverlap { .. } => "BlocksOverlap",
             Self::ClaimNotOfNode { .. } => "ClaimNotOfNode",
+            Self::ClaimNotYetConfirmed { .. } => "ClaimNotYetConfirmed",
             Self::ClaimOverlapsBlock { .. } => "ClaimOverlapsBlock",
             Self::ClaimOverlapsClaim { .. } => "ClaimOverlapsClaim",
             Self::ClaimRefused { .. } => "ClaimRefused",
@@ -302,6 +313,7 @@ impl Problem {
             Self::BlockCoversNode { node, .. }
             | Self::BlockUnusable { node, .. }
             | Self::ClaimNotOfNode { node, .. }
+            | Self::ClaimNotYetConfirmed { node, .. }
             | Self::ClaimRefused { node, .. }
             | Self::ClaimTooWide { node, .. }
             | Self::EntryNodesMissing { node, .. }

@@ -45,6 +45,21 @@ pub fn search_positions(socket: &Path) -> PathBuf {
     beside(socket).join("search-positions")
 }
 
+/// File with this node's blocks, for a node program that starts while the API server is away.
+pub fn block_record(socket: &Path) -> PathBuf {
+    beside(socket).join("blocks")
+}
+
+/// File with the pool of each namespace whose pods ran here.
+pub fn namespace_pools(socket: &Path) -> PathBuf {
+    beside(socket).join("pools")
+}
+
+/// Directory with an empty file for each pod, named by its UID, that asked for no egress gateways when it was attached.
+pub fn without_egress(socket: &Path) -> PathBuf {
+    beside(socket).join("without-egress")
+}
+
 fn beside(socket: &Path) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
     name.push(".d");

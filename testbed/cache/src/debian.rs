@@ -42,6 +42,33 @@ pub fn unpack(package: &str, work: &Path) -> anyhow::Result<PathBuf> {
     Ok(work.join("unpacked"))
 }
 
+/// Directory of the files that packages, and what they need, would add to this machine, downloaded once per machine. Their scripts do not run.
+///
+/// # Errors
+/// apt does not know a package, or cannot download it.
+pub fn files(packages: &[&str]) -> anyhow::Result<PathBuf> {
+    Shelf::new(&format!("debian-files-{}", packages.join("-")))?.file("files", |target| {
+        crate::progress(&format!("downloading Debian's packages {}", packages.join(", ")));
+        let work = tempfile::TempDir::new_in(target.parent().unwrap_or(Path::new("/")))?;
+        fs::create_dir(work.path().join("partial")).context("cannot prepare the download")?;
+        let archives = format!("Dir::Cache::archives={}", work.path().display());
+        let mut download = Command::new("apt-get");
+        download.args(["--quiet", "--yes", "--no-install-recommends", "--download-only", "-o", &archives]);
+        output(download.arg("install").args(packages))
+            .context("cannot download them (run `apt-get update` if apt does not find them)")?;
+        if target.exists() {
+            fs::remove_dir_all(target).context("cannot remove what an earlier attempt left")?;
+        }
+        for entry in fs::read_dir(work.path()).context("cannot list the download")? {
+            let archive = entry.context("cannot list the download")?.path();
+            if archive.extension() == Some(OsStr::new("deb")) {
+                output(Command::new("dpkg").arg("-x").arg(archive).arg(target))?;
+            }
+        }
+        Ok(())
+    })
+}
+
 /// Runs a program that must succeed and returns its standard output.
 ///
 /// # Errors

@@ -33,6 +33,8 @@ pub struct Container {
     pub namespace: String,
     /// `CNI_NETNS`
     pub netns: PathBuf,
+    /// UID of the Pod object, of runtimes that pass it.
+    pub uid: Option<String>,
 }
 
 /// A pod that has its interface.
@@ -78,8 +80,9 @@ impl Plugin {
         container: &Container,
         configuration: &str,
     ) -> anyhow::Result<Output> {
+        let uid = container.uid.as_ref().map(|uid| format!(";K8S_POD_UID={uid}")).unwrap_or_default();
         let arguments = format!(
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={}",
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={}{uid}",
             container.namespace, container.pod, container.id
         );
         let mut command = self.host.command(&self.executable)?;
@@ -159,5 +162,6 @@ pub fn container(pod: &str, namespace: &Namespace) -> Container {
         pod: pod.to_owned(),
         namespace: NAMESPACE.to_owned(),
         netns: namespace.netns_path(),
+        uid: None,
     }
 }

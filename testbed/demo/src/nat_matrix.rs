@@ -43,9 +43,9 @@ pub struct Kind {
     ipv6: bool,
 }
 
-/// Way of packets between two nodes.
+/// Kind of path between two nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum PathKind {
     /// By way of the relay; directly with a birthday attempt, which the test of the matrix does without.
     Birthday,
     /// By way of the relay; directly with addresses between home router and carrier, which the nodes do not learn yet.
@@ -70,7 +70,7 @@ pub struct Place {
     address: Ipv4Addr,
 }
 
-impl Way {
+impl PathKind {
     /// Whether Fairlead finds a direct path now.
     pub fn is_direct(self) -> bool {
         self == Self::Direct
@@ -147,21 +147,21 @@ impl Kind {
 }
 
 /// Expected way of packets between two nodes.
-pub fn way(one: &Place, other: &Place) -> Way {
+pub fn way(one: &Place, other: &Place) -> PathKind {
     let (a, b) = (&one.kind, &other.kind);
     if one.site == other.site {
-        return Way::Direct;
+        return PathKind::Direct;
     }
     if [a, b].iter().any(|kind| kind.filtering == Filtering::Blocked) {
-        return Way::Relay;
+        return PathKind::Relay;
     }
     if one.carrier.is_some() && one.carrier == other.carrier {
-        return Way::CarrierAddresses;
+        return PathKind::CarrierAddresses;
     }
     if (a.ipv6 && b.ipv6) || a.lets_in(b) || b.lets_in(a) {
-        return Way::Direct;
+        return PathKind::Direct;
     }
-    if a.mapping == b.mapping { Way::Relay } else { Way::Birthday }
+    if a.mapping == b.mapping { PathKind::Relay } else { PathKind::Birthday }
 }
 
 const fn place(node: &'static str, site: &'static str, kind: Kind, address: [u8; 4]) -> Place {
@@ -244,7 +244,7 @@ mod tests {
         places().into_iter().find(|place| place.kind.name == name).unwrap()
     }
 
-    fn between(one: &str, other: &str) -> Way {
+    fn between(one: &str, other: &str) -> PathKind {
         let (one, other) = (first(one), first(other));
         let elsewhere = Place { site: "elsewhere", carrier: None, ..other };
         assert_eq!(way(&one, &elsewhere), way(&elsewhere, &one));
@@ -255,26 +255,26 @@ mod tests {
     fn what_is_expected_is_what_nat_traversal_is_known_to_reach() {
         for kind in KINDS.iter().filter(|kind| kind.name != "no-udp") {
             for reachable in ["open", "one-to-one", "full-cone", "address"] {
-                assert_eq!(between(kind.name, reachable), Way::Direct, "{} to {reachable}", kind.name);
+                assert_eq!(between(kind.name, reachable), PathKind::Direct, "{} to {reachable}", kind.name);
             }
-            assert_eq!(between(kind.name, "no-udp"), Way::Relay);
+            assert_eq!(between(kind.name, "no-udp"), PathKind::Relay);
         }
         for (one, other, expected) in [
-            ("port", "linux", Way::Direct),
-            ("cgnat", "port", Way::Direct),
-            ("port", "random", Way::Birthday),
-            ("cgnat", "sequential", Way::Birthday),
-            ("random", "random", Way::Relay),
-            ("random", "sequential", Way::Relay),
-            ("random-ipv6", "random", Way::Relay),
-            ("random-ipv6", "random-ipv6", Way::Direct),
-            ("no-udp", "no-udp", Way::Relay),
+            ("port", "linux", PathKind::Direct),
+            ("cgnat", "port", PathKind::Direct),
+            ("port", "random", PathKind::Birthday),
+            ("cgnat", "sequential", PathKind::Birthday),
+            ("random", "random", PathKind::Relay),
+            ("random", "sequential", PathKind::Relay),
+            ("random-ipv6", "random", PathKind::Relay),
+            ("random-ipv6", "random-ipv6", PathKind::Direct),
+            ("no-udp", "no-udp", PathKind::Relay),
         ] {
             assert_eq!(between(one, other), expected, "{one} to {other}");
         }
         let [one, other] = ["cgnat-a-1", "cgnat-c-1"]
             .map(|node| places().into_iter().find(|place| place.node == node).unwrap());
-        assert_eq!(way(&one, &other), Way::CarrierAddresses);
+        assert_eq!(way(&one, &other), PathKind::CarrierAddresses);
     }
 
     #[test]

@@ -25,11 +25,13 @@ mod go;
 pub mod images;
 mod kubebed;
 mod kubeconfig;
+mod multus;
 mod options;
 mod programs;
 mod published;
 
 pub use build::binary;
 pub use control_plane::ControlPlane;
+pub use multus::multus;
 pub use options::{Launcher, Options};
 pub use published::{CNI_PLUGINS, Published};

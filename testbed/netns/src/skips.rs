@@ -34,7 +34,7 @@ mod tests {
     const INNER: &str = "skips::tests::a_test_that_is_skipped";
 
     #[test]
-    #[ignore = "another test runs it"]
+    #[ignore = "another test runs it: cargo test -p testbed-netns"]
     fn a_test_that_is_skipped() {
         skipped("the kernel has no fou");
     }

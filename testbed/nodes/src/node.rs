@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -13,6 +13,9 @@ use testbed_lab::{ForeignNetwork, Host, Place, Process, eventually, executable};
 use crate::cgroups::Layout;
 use crate::files;
 use crate::machine::{Machine, Program};
+
+/// An address that no pod has (RFC 5737).
+const NOWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 254));
 
 /// Longest time in which a program of a node comes up or ends on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -32,7 +35,7 @@ for family in -4 -6; do
     ip $family rule flush
     ip $family rule add priority 32766 lookup main
     [ $family = -6 ] || ip $family rule add priority 32767 lookup default
-    for table in 116 117 118 119 180; do ip $family route flush table $table 2>/dev/null || true; done
+    for table in 116 117 118 119 180 181 182 183; do ip $family route flush table $table 2>/dev/null || true; done
     for protocol in 30 31; do ip $family route flush table main proto $protocol 2>/dev/null || true; done
 done
 "#;
@@ -251,7 +254,10 @@ impl Node {
         let has_address = |entry: fs::DirEntry| {
             // One that is just being made or removed cannot be entered, and is not the one.
             let network = ForeignNetwork::open(&address.to_string(), &entry.path()).ok()?;
-            let is_local = matches!(network.inside(|| UdpSocket::bind((address, 0))), Ok(Ok(_)));
+            let binds =
+                |address: IpAddr| matches!(network.inside(|| UdpSocket::bind((address, 0))), Ok(Ok(_)));
+            // In one that was just made, and has no address yet, the kernel lets sockets bind to every one of IPv4.
+            let is_local = binds(address) && !binds(NOWHERE);
             is_local.then(|| (network, entry.file_name()))
         };
         let (mut networks, names): (Vec<_>, Vec<_>) = entries.flatten().filter_map(has_address).unzip();

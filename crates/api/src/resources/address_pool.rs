@@ -7,7 +7,7 @@ use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-use super::rules::{CIDR_LENGTH, cidr_of_family, explained};
+use super::rules::{CIDR_LENGTH, NAME_LENGTH, cidr_of_family, explained};
 
 /// A set of subnets. The controller carves them into blocks of equal size, nodes ask for blocks, and pods get
 /// single addresses of their node's blocks. Namespaces choose a pool by the annotation `coil.cybozu.com/pool`;
@@ -157,6 +157,7 @@ pub const MAX_LISTED_NODES: usize = 500;
 #[serde(rename_all = "camelCase")]
 pub struct NodeBlocks {
     /// Name of the node.
+    #[schemars(length(max = NAME_LENGTH))]
     pub name: String,
     /// Number of blocks that the node holds.
     #[schemars(range(min = 1))]

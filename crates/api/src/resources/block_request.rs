@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::address_block::AddressBlockFields;
-use super::rules::OBJECT_NAME_PATTERN;
+use super::rules::{NAME_LENGTH, OBJECT_NAME_PATTERN};
 use crate::names::is_object_name;
 
 /// Node that requests a block, and the pool that the block is to come from.
@@ -73,6 +73,7 @@ pub struct BlockRequestSpec {
 pub struct BlockRequestStatus {
     /// Name of the AddressBlock that was granted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = NAME_LENGTH))]
     pub address_block_name: Option<String>,
     /// `Complete` is True once the controller has processed the request; `Failed` is True as well if it granted no block.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

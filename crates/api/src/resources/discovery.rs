@@ -3,7 +3,7 @@
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
-use super::relay::SecretRef;
+use super::relay::{CA_BUNDLE_LENGTH, SecretRef};
 use super::rules::{CIDR_LENGTH, cidrs, explained};
 use crate::names::{DISCOVERY_SECRET, SYSTEM_NAMESPACE};
 
@@ -20,7 +20,7 @@ pub struct Discovery {
     pub endpoints: Vec<String>,
     /// PEM certificates of the authorities that certify them, as base64, beside those that the nodes trust.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 262_144))]
+    #[schemars(length(max = CA_BUNDLE_LENGTH))]
     pub ca_bundle: Option<String>,
     /// Prefixes in CIDR notation of which a member may have parts that only discovery services know: the secret of the cluster
     /// proves no identity. Its own addresses need none.

@@ -61,7 +61,7 @@ pub struct EgressSpec {
     pub replicas: i32,
     /// Strategy by which new gateway pods replace old ones, as in a Deployment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "undescribed::<DeploymentStrategy>")]
+    #[schemars(schema_with = "strategy_schema")]
     #[x_kube(validation = Rule::new("!has(self.type) || self.type in ['Recreate', 'RollingUpdate']")
         .message("strategy.type must be Recreate or RollingUpdate"))]
     pub strategy: Option<DeploymentStrategy>,
@@ -161,6 +161,10 @@ const MAX_LABEL_VALUES: u32 = 1000;
 /// Longest label value, and longest key: a DNS subdomain, `/`, and a name of 63 characters.
 const LABEL_LENGTH: u32 = 63;
 const LABEL_KEY_LENGTH: u32 = 317;
+/// Longest word or percentage, such as `RollingUpdate` or `25%`.
+const WORD_LENGTH: u32 = 64;
+/// Longest annotation of gateway pods. Kubernetes takes 256 KiB of all annotations of an object.
+const ANNOTATION_LENGTH: u32 = 16_384;
 
 /// `spec.drainSeconds` of an Egress that does not say it, and `--drain-seconds` of gateways that are not told.
 pub const DEFAULT_DRAIN_SECONDS: u32 = 300;
@@ -192,7 +196,7 @@ pub struct EgressPodTemplate {
 pub struct EgressPodMetadata {
     /// Annotations to add.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(extend("maxProperties" = 64))]
+    #[schemars(extend("maxProperties" = 64, "additionalProperties" = { "type": "string", "maxLength": ANNOTATION_LENGTH }))]
     pub annotations: BTreeMap<String, String>,
     /// Labels to add.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -220,12 +224,12 @@ pub struct EgressDisruptionBudget {
     /// Gateways that stay, as a number or a percentage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new(NUMBER_OR_PERCENT).message(NUMBER_OR_PERCENT_MESSAGE))]
-    #[schemars(schema_with = "undescribed::<IntOrString>")]
+    #[schemars(schema_with = "number_or_percent_schema")]
     pub min_available: Option<IntOrString>,
     /// Gateways that may be missing, as a number or a percentage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new(NUMBER_OR_PERCENT).message(NUMBER_OR_PERCENT_MESSAGE))]
-    #[schemars(schema_with = "undescribed::<IntOrString>")]
+    #[schemars(schema_with = "number_or_percent_schema")]
     pub max_unavailable: Option<IntOrString>,
 }
 
@@ -243,15 +247,16 @@ pub struct EgressStatus {
     pub replicas: Option<i32>,
     /// Label selector of the gateway pods, for a HorizontalPodAutoscaler.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2048))]
     pub selector: Option<String>,
     /// Source addresses that the controller permits, and which gateway holds them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub source_addresses: Vec<EgressSourceAddress>,
-    /// Ranges of the cluster outside of private networks, joined: pools, ServiceCIDRs, addresses and podCIDRs of Nodes. Client pods reach
-    /// them by eth0. Not given before they are known.
+    /// Ranges of the cluster outside of private networks, and those there that overlap a destination, joined: pools, ServiceCIDRs, addresses
+    /// and podCIDRs of Nodes. Client pods reach them by eth0. Not given before they are known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 2000), inner(length(max = 49)))]
+    #[schemars(length(max = 4096), inner(length(max = 49)))]
     pub cluster_ranges: Option<Vec<String>>,
     /// `Ready` is False, with the reason, while the gateways cannot be deployed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -297,18 +302,43 @@ fn pod_spec_schema(generator: &mut SchemaGenerator) -> Schema {
 
 /// A label selector of a bounded size: node programs compare every pod of theirs with it. Keys and values are as long as those of labels can be.
 fn label_selector_schema(generator: &mut SchemaGenerator) -> Schema {
-    let mut schema = undescribed::<LabelSelector>(generator).to_value();
-    let mut bound = |pointer: &str, bounds: &[(&str, u32)]| {
+    bounded::<LabelSelector>(
+        generator,
+        &[
+            ("/properties/matchLabels", "maxProperties", MAX_REQUIREMENTS),
+            ("/properties/matchLabels/additionalProperties", "maxLength", LABEL_LENGTH),
+            ("/properties/matchExpressions", "maxItems", MAX_REQUIREMENTS),
+            ("/properties/matchExpressions/items/properties/key", "maxLength", LABEL_KEY_LENGTH),
+            ("/properties/matchExpressions/items/properties/operator", "maxLength", WORD_LENGTH),
+            ("/properties/matchExpressions/items/properties/values", "maxItems", MAX_LABEL_VALUES),
+            ("/properties/matchExpressions/items/properties/values/items", "maxLength", LABEL_LENGTH),
+        ],
+    )
+}
+
+fn strategy_schema(generator: &mut SchemaGenerator) -> Schema {
+    bounded::<DeploymentStrategy>(
+        generator,
+        &[
+            ("/properties/type", "maxLength", WORD_LENGTH),
+            ("/properties/rollingUpdate/properties/maxSurge", "maxLength", WORD_LENGTH),
+            ("/properties/rollingUpdate/properties/maxUnavailable", "maxLength", WORD_LENGTH),
+        ],
+    )
+}
+
+fn number_or_percent_schema(generator: &mut SchemaGenerator) -> Schema {
+    bounded::<IntOrString>(generator, &[("", "maxLength", WORD_LENGTH)])
+}
+
+/// The schema of a type of Kubernetes with these bounds: JSON pointer, keyword and value of each. It must be derived in line.
+fn bounded<T: JsonSchema>(generator: &mut SchemaGenerator, bounds: &[(&str, &str, u32)]) -> Schema {
+    let mut schema = undescribed::<T>(generator).to_value();
+    for (pointer, keyword, most) in bounds {
         if let Some(Value::Object(part)) = schema.pointer_mut(pointer) {
-            part.extend(bounds.iter().map(|(bound, most)| ((*bound).to_owned(), Value::from(*most))));
+            part.insert((*keyword).to_owned(), Value::from(*most));
         }
-    };
-    bound("/properties/matchLabels", &[("maxProperties", MAX_REQUIREMENTS)]);
-    bound("/properties/matchLabels/additionalProperties", &[("maxLength", LABEL_LENGTH)]);
-    bound("/properties/matchExpressions", &[("maxItems", MAX_REQUIREMENTS)]);
-    bound("/properties/matchExpressions/items/properties/key", &[("maxLength", LABEL_KEY_LENGTH)]);
-    bound("/properties/matchExpressions/items/properties/values", &[("maxItems", MAX_LABEL_VALUES)]);
-    bound("/properties/matchExpressions/items/properties/values/items", &[("maxLength", LABEL_LENGTH)]);
+    }
     Schema::try_from(schema).unwrap_or_default()
 }
 

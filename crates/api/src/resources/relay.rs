@@ -4,7 +4,13 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::rules::host_and_port;
+use super::rules::{NAME_LENGTH, host_and_port};
+
+/// Longest Kubernetes quantity: 18 digits with a sign, a point and a suffix are enough for any, and this is several times that.
+const QUANTITY_LENGTH: usize = 64;
+
+/// Longest PEM certificates of authorities, as base64: some hundred of them.
+pub(super) const CA_BUNDLE_LENGTH: usize = 262_144;
 
 /// The relay for peers without a direct path.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -80,7 +86,7 @@ pub struct ExternalRelay {
     /// Extension of Fairlead: PEM certificates of the authorities that certify the relay, as base64. Defaults to those that the
     /// nodes trust.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 262_144))]
+    #[schemars(length(max = CA_BUNDLE_LENGTH))]
     pub ca_bundle: Option<String>,
     /// Address for control connections, if it differs from endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -102,6 +108,7 @@ pub struct SecretRef {
     pub name: String,
     /// Namespace of the Secret. Defaults to kube-system.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = NAME_LENGTH))]
     pub namespace: Option<String>,
 }
 
@@ -123,6 +130,7 @@ pub struct ManagedRelay {
     pub port: u16,
     /// Container image. Defaults to the image of the controller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
     pub image: Option<String>,
     /// host:port at which nodes reach the relay, where that is not what the Service says: behind a router that forwards a port,
     /// or a load balancer that Kubernetes does not know. What is there has to pass TLS through.
@@ -154,15 +162,19 @@ pub enum RelayServiceType {
 pub struct RelayResources {
     /// CPU request, such as 100m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = QUANTITY_LENGTH))]
     pub cpu_request: Option<String>,
     /// Memory request, such as 64Mi.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = QUANTITY_LENGTH))]
     pub memory_request: Option<String>,
     /// CPU limit, such as 500m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = QUANTITY_LENGTH))]
     pub cpu_limit: Option<String>,
     /// Memory limit, such as 128Mi.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = QUANTITY_LENGTH))]
     pub memory_limit: Option<String>,
 }
 

@@ -9,6 +9,15 @@ use kube::core::{Message, Rule};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::Value;
 
+/// Longest name of an object (RFC 1123, as Kubernetes has it for most kinds).
+pub(super) const NAME_LENGTH: usize = 253;
+
+/// Longest address: IPv6 with an embedded IPv4 address (`INET6_ADDRSTRLEN` without the zero).
+pub(super) const ADDRESS_LENGTH: usize = 45;
+
+/// Longest `host:port`: a DNS name of 253 characters or an address in brackets, a colon, a port, and room to spare.
+pub(super) const ENDPOINT_LENGTH: usize = 270;
+
 /// Longest CIDR: an IPv6 address with an embedded IPv4 address, and `/128`.
 pub(super) const CIDR_LENGTH: usize = 49;
 

@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
+mod bounds;
+
 const KEY: &str = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=";
 const NEXT_KEY: &str = "TrMvSoP4jYQlY6RIzBgbssQqY3vxI2Pi+y71lOWWXX0=";
 
@@ -94,6 +96,8 @@ fn the_object_of_a_node_is_as_it_was() {
         interface_id: Some("0211:22ff:fe33:4455".to_owned()),
         node: Some(NodeFacts {
             internal_ips: texts(["192.168.1.10"]),
+            first_internal_ips: Vec::new(),
+            is_control_plane: false,
             location: Some(location),
             endpoint_filters: Some(texts(["10.0.0.0/8"])),
             pod_cidrs: texts(["10.244.1.0/24"]),

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::discovery::Discovery;
 use super::location::{Granularity, Topology};
-use super::relay::Relay;
+use super::relay::{CA_BUNDLE_LENGTH, Relay};
 use super::rules::{
-    CIDR_LENGTH, FILTER_LENGTH, OBJECT_NAME_PATTERN, address_filter, cidr_of_family, cidrs, explained,
-    wireguard_key,
+    ADDRESS_LENGTH, CIDR_LENGTH, ENDPOINT_LENGTH, FILTER_LENGTH, OBJECT_NAME_PATTERN, address_filter,
+    cidr_of_family, cidrs, explained, wireguard_key,
 };
 use crate::names::{MESH_MTU, WIREGUARD_INTERFACE, WIREGUARD_PORT};
 
@@ -283,12 +283,15 @@ pub struct WireKubeMeshStatus {
     pub total_peers: Option<i32>,
     /// Address at which nodes reach the managed relay, as host:port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = ENDPOINT_LENGTH))]
     pub relay_endpoint: Option<String>,
     /// Extension of Fairlead: PEM certificates of the authorities that certify the managed relay, as base64.
     #[serde(default, rename = "relayCABundle", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = CA_BUNDLE_LENGTH))]
     pub relay_ca_bundle: Option<String>,
     /// Extension of Fairlead: addresses of the managed relay's pods. Their answers to nodes do not enter the mesh that they carry.
     #[serde(default, rename = "relayPodIPs", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_RELAY_POD_IPS), inner(length(max = ADDRESS_LENGTH)))]
     pub relay_pod_ips: Vec<String>,
     /// Extension of Fairlead: addresses of spec.meshCIDR that are kept for nodes which were deleted.
     #[serde(default, rename = "keptMeshIPs", skip_serializing_if = "Vec::is_empty")]
@@ -304,6 +307,7 @@ pub struct WireKubeMeshStatus {
     pub granularity: Option<Granularity>,
     /// `GranularityInUse` is False while nodes have not prepared for spec.topology.granularity; it names them.
     /// `MeshAddressesAssigned` is False while a node has no address on the mesh;
+    /// `InternalIPsBelieved` is False while an InternalIP of a Node is left out, as that of another Node or unlike its first ones;
     /// `Ready` is False, with the reason, while peers are missing; `RelayReady` while the managed relay cannot be used;
     /// `FieldsIgnored` is True while fields have no effect.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -336,6 +340,9 @@ impl WireKubeMesh {
 
 /// Type of the condition that is False while nodes have not prepared for the granularity of the spec.
 pub const GRANULARITY_IN_USE: &str = "GranularityInUse";
+
+/// Most addresses of the managed relay's pods: one of each family of five replicas, with as many again during an update, and three times that.
+const MAX_RELAY_POD_IPS: usize = 64;
 
 /// Largest number of deleted peers in the status.
 pub const MAX_DELETED_PEERS: usize = 256;

@@ -13,9 +13,22 @@ use serde::{Deserialize, Serialize};
 
 use super::location::{Granularity, NodeLocation};
 use super::node_annotations::{MAX_ENTRIES, MAX_POD_PREFIXES, NodeFilters};
-use super::rules::{CIDR_LENGTH, FILTER_LENGTH, cidrs, host_and_port, parse_prefixes, wireguard_key};
+use super::rules::{
+    ADDRESS_LENGTH, CIDR_LENGTH, ENDPOINT_LENGTH, FILTER_LENGTH, cidrs, host_and_port, parse_prefixes,
+    wireguard_key,
+};
 use fairlead_keys::KEEPALIVE;
 use fairlead_keys::{InvalidKey, PublicKey};
+
+/// Most peers that a status lists by name. Fairlead lists 100; other programs list all, and a node with more peers has others as its bounds.
+const MAX_PEERS: usize = 1000;
+/// Most candidates, and most sampled ports. A node has some ten of the former, and a NAT is measured with some hundred ports.
+const MAX_CANDIDATES: usize = 1024;
+/// Most problems, of which a node publishes 16 of up to 1,024 bytes.
+const MAX_PROBLEMS: usize = 256;
+const PROBLEM_LENGTH: usize = 4096;
+/// Longest of the words by which WireKube names states.
+const WORD_LENGTH: usize = 64;
 
 /// The identity of a node and how to reach it.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -112,19 +125,23 @@ pub struct WireKubePeerStatus {
     pub nat_type: Option<NatType>,
     /// Addresses at which the node may be reached, for others to try.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_CANDIDATES))]
     pub ice_candidates: Vec<IceCandidate>,
     /// Pattern by which the node's symmetric NAT chooses ports, as a birthday attempt with a node behind another one has measured it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port_prediction: Option<PortPrediction>,
     /// State of the path search: gathering, checking, connected, relay, birthday or failed. Not written yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = WORD_LENGTH))]
     pub ice_state: Option<String>,
     /// The same as peerTransports, under the name newer WireKube versions use. Not written.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = MAX_PEERS))]
     pub connections: BTreeMap<String, PeerTransport>,
     /// Transport by which the node reaches each peer, by name: direct or relay. In a mesh of more than 100 others only those that
     /// are not reached directly.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = MAX_PEERS))]
     pub peer_transports: BTreeMap<String, PeerTransport>,
     /// Extension of Fairlead: why peers that peerTransports lists are relayed, by name; without times and counts, which
     /// `fairlead status` has.
@@ -139,10 +156,12 @@ pub struct WireKubePeerStatus {
     pub relay_latency_ms: Option<i32>,
     /// kernel or userspace, as WireKube names them. Not written: see wireguard.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = WORD_LENGTH))]
     pub bind_mode: Option<String>,
     /// Extension of Fairlead: the endpoints from which this node receives authenticated packets, by peer name.
     /// A peer behind a NAT learns its own public endpoint from it, and other peers get a candidate for that peer.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = MAX_PEERS))]
     pub observed_endpoints: BTreeMap<String, ObservedEndpoint>,
     /// Extension of Fairlead: Peers that name this node in entryNodes and have completed a handshake with it, by name. Packets to a Peer go
     /// through the one of its entry nodes that has the highest term.
@@ -151,6 +170,7 @@ pub struct WireKubePeerStatus {
     pub entry_terms: BTreeMap<String, EntryTerm>,
     /// Extension of Fairlead: problems, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_PROBLEMS), inner(length(max = PROBLEM_LENGTH)))]
     pub problems: Vec<String>,
     /// Extension of Fairlead: the second half of the IPv6 address that the node would have on the mesh, from the link-layer address of
     /// its first network device (modified EUI-64), as four groups of hexadecimal digits.
@@ -178,9 +198,19 @@ pub struct WireKubePeerStatus {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeFacts {
-    /// Addresses of the Node of type InternalIP.
+    /// Addresses of the Node of type InternalIP that the controller believes: none that another Node had first.
     #[serde(default, rename = "internalIPs", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = ADDRESS_LENGTH)))]
     pub internal_ips: Vec<String>,
+    /// Addresses that the controller copied first. A public address that the Node has later is believed in their networks, and where
+    /// spec.grants of the WireKubeMesh gives it.
+    #[serde(default, rename = "firstInternalIPs", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = 45)))]
+    pub first_internal_ips: Vec<String>,
+    /// Whether the Node has the label node-role.kubernetes.io/control-plane. Such nodes reach etcd, the API server and the kubelet of each other past the mesh while
+    /// there is no tunnel between them.
+    #[serde(default, rename = "controlPlane", skip_serializing_if = "std::ops::Not::not")]
+    pub is_control_plane: bool,
     /// Location of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<NodeLocation>,
@@ -286,6 +316,7 @@ pub struct IceCandidate {
     #[serde(rename = "type")]
     pub type_: CandidateType,
     /// The address as host:port.
+    #[schemars(length(max = ENDPOINT_LENGTH))]
     pub address: String,
     /// A candidate with a higher priority is tried earlier.
     pub priority: i32,
@@ -323,6 +354,7 @@ pub struct PortPrediction {
     pub jitter: Option<i32>,
     /// Ports seen, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_CANDIDATES))]
     pub sample_ports: Vec<i32>,
 }
 
@@ -383,8 +415,10 @@ pub enum WireGuardImplementation {
 #[serde(rename_all = "camelCase")]
 pub struct ObservedEndpoint {
     /// Public key the packets were authenticated with: observations of an earlier key do not count.
+    #[schemars(length(max = 44))]
     pub public_key: String,
     /// Address and port the packets came from, IPv6 in brackets.
+    #[schemars(length(max = ENDPOINT_LENGTH))]
     pub endpoint: String,
     /// Time at which the endpoint was last seen, to the minute or so: it is not written again for every packet.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, ensure};
+use fairlead_api::conditions::{RANGE_IN_USE, RANGE_OF_POD_CIDRS};
 use fairlead_api::names::{LABEL_NODE, NODE_PROGRAM, SYSTEM_NAMESPACE};
 use fairlead_api::resources::{AddressBlock, AddressPool, WireKubePeer, WireKubePeerStatus};
+use fairlead_cluster::network_policies::unenforced;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{ListParams, PartialObjectMeta};
@@ -29,14 +31,21 @@ pub(super) async fn all(client: &Client, output: Output) -> anyhow::Result<(Stri
     let peers = api::list(&Api::<WireKubePeer>::all(client.clone()), "WireKubePeers", every()).await?;
     let blocks = api::list(&Api::<AddressBlock>::all(client.clone()), "AddressBlocks", every()).await?;
     let pools = api::list(&Api::<AddressPool>::all(client.clone()), "AddressPools", every()).await?;
+    // Who may not read it sees the rest.
+    let policy = unenforced(client).await.ok().flatten();
     let data = || {
         json!({
             "nodes": peers.iter().map(peer_json).collect::<Vec<_>>(),
+            "unenforcedNetworkPolicy": policy.as_ref().map(|policy| json!({ "namespace": policy.namespace, "name": policy.name })),
             "pools": pools.iter().map(|pool| json!({ "name": pool.name_any(), "spec": pool.spec, "status": pool.status })).collect::<Vec<_>>(),
         })
     };
-    let text = render(output, data, |wide| cluster_table(&peers, &blocks, &pools, wide))?;
-    Ok((text, peers.iter().all(is_healthy) && pools.iter().all(|pool| pool_problem(pool).is_none())))
+    let text = render(output, data, |wide| {
+        let notice = policy.as_ref().map(|policy| format!("\n{policy}\n")).unwrap_or_default();
+        cluster_table(&peers, &blocks, &pools, wide) + &notice
+    })?;
+    let is_healthy = peers.iter().all(is_healthy) && !pools.iter().any(has_problem);
+    Ok((text, is_healthy))
 }
 
 /// One node, and whether there is no problem.
@@ -76,11 +85,19 @@ fn is_healthy(peer: &WireKubePeer) -> bool {
     peer.status.as_ref().is_some_and(|status| status.connected == Some(true) && status.problems.is_empty())
 }
 
-/// Reason why no block can be granted from a pool, unless an administrator wants it so.
-fn pool_problem(pool: &AddressPool) -> Option<&Condition> {
-    let conditions = &pool.status.as_ref()?.conditions;
-    let ready = conditions.iter().find(|condition| condition.type_ == READY)?;
-    (ready.status == "False" && ready.reason != DISABLED).then_some(ready)
+/// Reasons why no block can be granted from a pool, unless an administrator wants it so, and why its addresses do not work.
+fn pool_problems(pool: &AddressPool) -> Vec<&Condition> {
+    let is_problem = |condition: &&Condition| match condition.type_.as_str() {
+        READY => condition.status == "False" && condition.reason != DISABLED,
+        RANGE_IN_USE => condition.status == "True",
+        _ => false,
+    };
+    pool.status.iter().flat_map(|status| &status.conditions).filter(is_problem).collect()
+}
+
+/// Whether one of them is certain: a range of `spec.podCIDRs` is in use only if another plugin assigns its addresses.
+fn has_problem(pool: &AddressPool) -> bool {
+    pool_problems(pool).iter().any(|condition| condition.reason != RANGE_OF_POD_CIDRS)
 }
 
 fn peer_json(peer: &WireKubePeer) -> Value {
@@ -118,8 +135,10 @@ fn cluster_table(
         problems.map(|problem| format!("\nnode {}: {problem}\n", peer.name_any())).collect::<Vec<_>>()
     });
     text.extend(sentences);
-    for (pool, condition) in pools.iter().filter_map(|pool| Some((pool, pool_problem(pool)?))) {
-        text.push_str(&format!("\npool {}: {}\n", pool.name_any(), condition.message));
+    for pool in pools {
+        for condition in pool_problems(pool) {
+            text.push_str(&format!("\npool {}: {}\n", pool.name_any(), condition.message));
+        }
     }
     text
 }
@@ -313,8 +332,27 @@ mod tests {
         assert!(is_healthy(&peer("a", &json!({ "connected": true }))));
         assert!(!is_healthy(&peer("a", &json!({ "connected": true, "problems": ["x"] }))));
         assert!(!is_healthy(&peer("a", &Value::Null)));
-        assert!(pool_problem(&pool("Exhausted")).is_some());
-        assert!(pool_problem(&pool("Disabled")).is_none());
+        assert!(has_problem(&pool("Exhausted")));
+        assert!(!has_problem(&pool("Disabled")));
+    }
+
+    #[test]
+    fn a_pool_whose_range_is_in_use_is_a_problem_although_it_is_ready() {
+        let in_use = |reason: &str| {
+            let mut pool = pool("Disabled");
+            let condition = json!({
+                "type": "RangeInUse", "status": "True", "reason": reason, "message": "10.0.0.0/24 shares addresses with x",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            });
+            pool.status.as_mut().unwrap().conditions.push(serde_json::from_value(condition).unwrap());
+            pool
+        };
+        assert!(has_problem(&in_use("RangeInUse")));
+        assert!(!has_problem(&in_use("RangeOfPodCIDRs")), "perhaps no plugin uses them");
+        for reason in ["RangeInUse", "RangeOfPodCIDRs"] {
+            let text = cluster_table(&[], &[], &[in_use(reason)], false);
+            assert!(text.contains("pool default: 10.0.0.0/24 shares addresses with x"), "{text}");
+        }
     }
 
     #[test]

@@ -21,6 +21,8 @@ use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tower::ServiceExt as _;
 
+use super::sources::Source;
+
 /// Pause before a port that is in use is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Time for a TLS handshake.
@@ -148,7 +150,8 @@ async fn accept_all(
     let max_tasks = || connections.open().saturating_add(limits.per_source);
     let serve = |stream, client: SocketAddr| {
         let (counted, closed) = count(&connections, client.ip());
-        let served = serve_connection(stream, limits, transport.clone(), routes.clone());
+        let source = Source(client.ip().to_canonical());
+        let served = serve_connection(stream, source, limits, transport.clone(), routes.clone());
         Some(async move {
             let _counted = counted;
             match closed.run_until_cancelled(served).await {
@@ -169,13 +172,17 @@ fn count(connections: &Arc<Connections>, client: IpAddr) -> (Counted<IpAddr, Dro
 
 async fn serve_connection(
     stream: TcpStream,
+    source: Source,
     limits: Limits,
     transport: impl Transport,
     routes: Router,
 ) -> Result<(), String> {
     let stream = fairlead_transport::handshake(HANDSHAKE_TIMEOUT, transport.accept(stream)).await;
     let stream = stream.map_err(|error| error.to_string())?;
-    let answer = service_fn(move |request| answer(routes.clone(), limits.request, request));
+    let answer = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(source);
+        answer(routes.clone(), limits.request, request)
+    });
     let mut http = hyper::server::conn::http1::Builder::new();
     let http = http.timer(TokioTimer::new()).header_read_timeout(limits.idle).max_buf_size(MAX_HEADERS);
     http.serve_connection(TokioIo::new(stream), answer).await.map_err(|error| error.to_string())

@@ -292,6 +292,38 @@ async fn a_del_that_the_node_program_refuses_is_not_left_pending() {
     assert!(!spool::pending_deletions(&socket).exists());
 }
 
+/// containerd takes an error of DEL with these words for a success, and code 3 says that there is nothing to remove.
+#[tokio::test]
+async fn no_error_of_del_can_be_taken_for_a_success() {
+    type MakeStatus = fn() -> Status;
+    let statuses: [MakeStatus; 3] = [
+        || Status::not_found("pod shop/web-0 not found"),
+        || Status::internal("netns: No such file or directory (os error 2)"),
+        || {
+            let (msg, details) = ("network \"Not found\"".to_owned(), "no such file or directory".to_owned());
+            cni::status_with_error(Code::NotFound, CniError { code: 3, msg, details })
+        },
+    ];
+    for status in statuses {
+        let node = FakeNode::start(move |_| Err(status()));
+        let output = Plugin::new("DEL").conf(&node.conf("1.0.0")).run().await;
+        assert_ne!(error_code(&output), 3, "{output:?}");
+        let said = format!("{}{}", output.stdout, output.stderr).to_lowercase();
+        assert!(!said.contains("not found") && !said.contains("no such file or directory"), "{said}");
+        assert!(said.contains("missing"), "{said}");
+    }
+    // What is wrong with the call itself, too.
+    let conf = json!({"cniVersion": "1.0.0", "name": "no such file or directory"});
+    for plugin in
+        [Plugin::new("DEL").conf(&conf), Plugin::new("DEL").env("CNI_IFNAME", "not found").conf(&conf)]
+    {
+        let output = plugin.run().await;
+        assert!(!output.success, "{output:?}");
+        let said = output.stdout.to_lowercase();
+        assert!(!said.contains("not found") && !said.contains("no such file or directory"), "{said}");
+    }
+}
+
 #[tokio::test]
 async fn check_passes_on_the_previous_result_and_the_differences() {
     let node = FakeNode::start(|args| match args.ifname.as_str() {
@@ -365,6 +397,30 @@ async fn the_longest_list_a_configuration_may_have_is_passed_on() {
     let output = gc(&conf).run().await;
     assert!(output.success, "{output:?}");
     assert_eq!(asked.recv().unwrap(), 15_000);
+}
+
+/// A runtime that is told of a failure makes the Node NotReady, and the cluster evicts the pods that run there.
+#[tokio::test]
+async fn status_is_no_failure_while_a_pod_is_attached() {
+    let status = |conf: &Value| Plugin::bare().env("CNI_COMMAND", "STATUS").env("CNI_PATH", "/x").conf(conf);
+    let dry = || {
+        let error = CniError { code: 50, msg: "pool dry".into(), details: String::new() };
+        Err(cni::status_with_error(Code::Unavailable, error))
+    };
+    let node = FakeNode::of_network(|_| Ok(GcResponse::default()), dry);
+    let away = tempfile::tempdir().unwrap();
+    let absent = json!({"cniVersion": "1.1.0", "name": "n", "socket": away.path().join("away.sock")});
+    for conf in [node.conf("1.1.0"), absent] {
+        assert_eq!(error_code(&status(&conf).run().await), 50);
+        let networks = spool::networks(std::path::Path::new(conf["socket"].as_str().unwrap()));
+        std::fs::create_dir_all(networks.join("any")).unwrap();
+        std::fs::write(networks.join("any/c0ffee:eth0"), "").unwrap();
+        let output = status(&conf).run().await;
+        assert!(output.success && output.stdout.is_empty(), "{output:?}");
+        assert!(output.stderr.contains("pods are attached"), "{}", output.stderr);
+        std::fs::remove_file(networks.join("any/c0ffee:eth0")).unwrap();
+        assert_eq!(error_code(&status(&conf).run().await), 50);
+    }
 }
 
 #[tokio::test]

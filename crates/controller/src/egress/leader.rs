@@ -191,7 +191,8 @@ impl Leader {
         let due: Vec<Arc<Egress>> = all.into_iter().filter(is_due).collect();
         let uids: Vec<String> = due.iter().filter_map(|egress| egress.uid()).collect();
         self.metrics.queue.waiting(now, uids.iter().map(String::as_str));
-        let defaults = Defaults { image: self.image.clone(), port: self.settings.port };
+        let Settings { port, seccomp, .. } = self.settings;
+        let defaults = Defaults { image: self.image.clone(), port, seccomp };
         let reconciler = Reconciler {
             client: self.client.clone(),
             writer: Arc::clone(&self.writer),

@@ -1,5 +1,5 @@
-//! Ranges of the cluster itself. Ranges that client pods reach by `eth0` and that are not in private networks are for
-//! `status.clusterRanges` of all Egresses: so one program watches Nodes for it, and not each node program. And no Egress may have a
+//! Ranges of the cluster itself. Ranges that client pods reach by `eth0`, and that are not in private networks or in a destination there,
+//! are for `status.clusterRanges` of Egresses: so one program watches Nodes for it, and not each node program. And no Egress may have a
 //! source address in one.
 
 use std::convert::Infallible;
@@ -12,7 +12,6 @@ use fairlead_cluster::caches::{self, Cache, config};
 use fairlead_cluster::lean;
 use fairlead_cluster::nodes::SlimNode;
 use fairlead_cluster::subsystem::Subsystem;
-use fairlead_egress::client::cluster_ranges;
 use ipnet::IpNet;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -29,8 +28,8 @@ pub(super) type Ranges = Option<Arc<ClusterRanges>>;
 /// The ranges of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ClusterRanges {
-    /// Ranges that are not in private networks, joined, for the status of Egresses.
-    pub(super) joined: Vec<String>,
+    /// All of them, joined.
+    pub(super) all: PrefixSet,
     /// All of them, each with what it is.
     pub(super) named: Vec<(IpNet, String)>,
 }
@@ -116,9 +115,8 @@ impl RangeCaches {
         let is_known = self.nodes.is_ready() && self.pools.has_answer() && self.services.has_answer();
         is_known.then(|| {
             let named = self.named();
-            let all: PrefixSet = named.iter().map(|(net, _)| net).collect();
-            let joined = cluster_ranges(&all).iter().map(IpNet::to_string).collect();
-            Arc::new(ClusterRanges { joined, named })
+            let all = named.iter().map(|(net, _)| net).collect();
+            Arc::new(ClusterRanges { all, named })
         })
     }
 }

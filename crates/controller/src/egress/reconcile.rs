@@ -5,11 +5,12 @@ use std::fmt::Debug;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use fairlead_address::PrefixSet;
 use fairlead_api::names::EGRESS_PROGRAM;
 use fairlead_api::resources::{Egress, EgressSourceAddress};
 use fairlead_cluster::writes::apply_status;
 use fairlead_egress::EgressName;
-use fairlead_egress::client::problem_of_all_pods;
+use fairlead_egress::client::{cluster_ranges, problem_of_all_pods};
 use fairlead_egress::destinations::Destinations;
 use fairlead_egress::objects::{Defaults, Objects, objects, service_account, take_back_ports};
 use fairlead_egress::status::{self, Finding};
@@ -39,6 +40,13 @@ pub(super) struct Outcome {
     pub(super) cause: Option<Cause>,
     /// Whether everything is written, so that no retry is needed.
     pub(super) is_done: bool,
+}
+
+/// Ranges of the cluster for the status of an Egress.
+fn ranges_for(egress: &Egress, all: &PrefixSet) -> Vec<String> {
+    let spec = &egress.spec;
+    let destinations = Destinations::parse(&spec.destinations, &spec.excluded_destinations);
+    cluster_ranges(all, &destinations.unwrap_or_default()).iter().map(IpNet::to_string).collect()
 }
 
 /// Reconciles Egresses.
@@ -102,9 +110,9 @@ impl Reconciler {
         let service = cached(egress, &self.stores.services)?;
         let cluster_ips = service.spec.iter().flat_map(|spec| spec.cluster_ips.iter().flatten());
         let cluster_ips = cluster_ips.filter_map(|address| address.parse::<IpAddr>().ok()).collect();
-        let ranges = self.ranges.as_ref()?.joined.iter().filter_map(|prefix| prefix.parse::<IpNet>().ok());
+        let ranges = &self.ranges.as_ref()?.all;
         let name = EgressName { namespace: egress.namespace()?, name: egress.name_any() };
-        let problem = problem_of_all_pods(&name, &destinations, cluster_ips, &ranges.collect())?;
+        let problem = problem_of_all_pods(&name, &destinations, cluster_ips, ranges)?;
         Some(Finding::problem(problem.reason(), problem.to_string()))
     }
 
@@ -195,8 +203,8 @@ impl Reconciler {
             cause.map_or(finding.clone(), |cause| finding.because(cause.reason, &cause.message))
         });
         let now = Time(jiff::Timestamp::now());
-        let ranges = self.ranges.as_ref().map(|ranges| ranges.joined.as_slice());
-        let Some(status) = status::due(egress, deployment, &finding, ranges, said, now) else {
+        let ranges = self.ranges.as_ref().map(|ranges| ranges_for(egress, &ranges.all));
+        let Some(status) = status::due(egress, deployment, &finding, ranges.as_deref(), said, now) else {
             return true;
         };
         let name = egress.name_any();

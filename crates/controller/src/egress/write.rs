@@ -66,13 +66,22 @@ impl Failure {
     fn of(what: &str, error: &kube::Error) -> Self {
         match error {
             kube::Error::Api(status)
-                if (400..500).contains(&status.code) && status.code != 429 && !is_stale(error) =>
+                if (400..500).contains(&status.code)
+                    && status.code != 429
+                    && !is_stale(error)
+                    && !is_not_judged(&status.message) =>
             {
                 Self::Rejected(format!("the API server refuses {what}: {}", status.message))
             }
             error => Self::Unavailable(format!("cannot write {what}: {error}")),
         }
     }
+}
+
+/// Whether the API server could not judge a write, as its policies have not read the Egress yet (k8s.io/apiserver,
+/// pkg/admission/plugin/policy/validating/dispatcher.go): the Egress may be younger than what they know.
+fn is_not_judged(message: &str) -> bool {
+    message.contains("failed to configure binding: ")
 }
 
 impl Writer {
@@ -195,4 +204,28 @@ fn fingerprint(object: &impl Serialize) -> u64 {
 
 fn what<K: Resource<DynamicType = ()>>(name: &str) -> String {
     format!("{} {name}", K::kind(&()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(code: u16, message: &str) -> Failure {
+        let status = json!({ "status": "Failure", "code": code, "reason": "Invalid", "message": message });
+        Failure::of("Service nat", &kube::Error::Api(serde_json::from_value(status).unwrap()))
+    }
+
+    #[test]
+    fn a_write_that_policies_could_not_judge_yet_is_tried_again_without_a_word() {
+        let policy = "ValidatingAdmissionPolicy 'fairlead-egress-controller-exists' with binding \
+            'fairlead-egress-controller-exists' denied request: ";
+        for unjudged in [
+            "failed to configure binding: no params found for policy binding with `Deny` parameterNotFoundAction",
+            "failed to configure binding: paramKind kind `coil.cybozu.com/v2, Kind=Egress` not yet synced to use for admission",
+        ] {
+            assert!(failure(422, &format!("{policy}{unjudged}")).finding().is_none(), "{unjudged}");
+        }
+        let refused = failure(403, &format!("{policy}gateway pods may not have hostPID")).finding().unwrap();
+        assert_eq!(refused.reason, "Rejected");
+    }
 }

@@ -6,7 +6,7 @@
 use anyhow::{Context as _, Result};
 use fairlead_api::names::RELAY_SERVER_NAME;
 use jiff::civil::Date;
-use jiff::{Timestamp, ToSpan as _, tz::TimeZone};
+use jiff::{Span, Timestamp, ToSpan as _, tz::TimeZone};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use rcgen::{
@@ -60,15 +60,16 @@ impl Certificates {
     ) -> Result<Self> {
         let today = now.to_zoned(TimeZone::UTC).date();
         // Not shortly before the relay gets a certificate of it: nodes have to learn it first.
-        let is_server_new = stored(server, today, SERVER_RENEWAL_DAYS + AUTHORITY_NOTICE_DAYS).is_some();
+        let of_server = |renewal_days| stored(server, today, SERVER_DAYS.days(), renewal_days);
+        let is_server_new = of_server(SERVER_RENEWAL_DAYS + AUTHORITY_NOTICE_DAYS).is_some();
         let authority_days = if is_server_new { AUTHORITY_RENEWAL_DAYS } else { SERVER_DAYS };
-        let authority = match stored(authority, today, authority_days) {
+        let authority = match stored(authority, today, AUTHORITY_YEARS.years(), authority_days) {
             Some(pair) => pair,
             None => new_authority(today)?,
         };
         let issuers = server.and_then(|secret| text(secret, AUTHORITIES)).unwrap_or_default();
         let issuers = certificates(&issuers);
-        if let Some(server) = stored(server, today, SERVER_RENEWAL_DAYS).filter(|_| !issuers.is_empty()) {
+        if let Some(server) = of_server(SERVER_RENEWAL_DAYS).filter(|_| !issuers.is_empty()) {
             return Ok(Self { authority, server, issuers });
         }
         let before = issuers.into_iter().next().filter(|issuer| *issuer != authority.certificate);
@@ -83,15 +84,17 @@ impl Certificates {
     }
 }
 
-/// The pair of a Secret, unless it is to be replaced.
-fn stored(secret: Option<&Secret>, today: Date, renewal_days: i32) -> Option<Pair> {
+/// The pair of a Secret, unless it is to be replaced. One that is valid for longer than such a pair is when it is made comes from a clock that
+/// was ahead, and is not valid yet.
+fn stored(secret: Option<&Secret>, today: Date, validity: Span, renewal_days: i32) -> Option<Pair> {
     let secret = secret?;
     let last_day: Date = text(secret, LAST_DAY)?.parse().ok()?;
     let certificate = text(secret, CERTIFICATE)?;
     let key = text(secret, KEY)?;
     let is_usable = certificates(&certificate).len() == 1 && KeyPair::from_pem(&key).is_ok();
     let renewal = last_day.checked_sub(renewal_days.days()).ok()?;
-    (is_usable && today < renewal).then_some(Pair { certificate, key, last_day })
+    let latest = today.tomorrow().ok()?.checked_add(validity).ok()?;
+    (is_usable && today < renewal && last_day <= latest).then_some(Pair { certificate, key, last_day })
 }
 
 fn text(secret: &Secret, key: &str) -> Option<String> {
@@ -235,6 +238,18 @@ mod tests {
         }
         // One authority, then two, then the new one alone.
         assert_eq!(phases, [(true, 1), (false, 2), (false, 1)]);
+    }
+
+    #[test]
+    fn what_was_made_while_the_clock_was_ahead_is_made_anew_once_it_is_right() {
+        let ahead = Certificates::current(None, None, day(400)).unwrap();
+        assert!(!is_trusted(&ahead.bundle(), &ahead.server, day(0)));
+        let mended = next(&ahead, day(0));
+        assert!(is_trusted(&mended.bundle(), &mended.server, day(0)));
+        assert_eq!(next(&mended, day(1)), mended);
+        // A day's difference between two machines is none.
+        let first = Certificates::current(None, None, day(1)).unwrap();
+        assert_eq!(next(&first, day(0)), first);
     }
 
     #[test]

@@ -12,15 +12,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use fairlead_address::IpFamily;
 use fairlead_api::client_routing::{ClientRoute, ClientRouting, ClientRule, Target};
 use fairlead_api::names::{
-    ROUTE_PROTOCOL, RULE_PRIORITY_EGRESS_LINK_LOCAL, RULE_PRIORITY_EGRESS_NARROW,
-    RULE_PRIORITY_EGRESS_PRIVATE, RULE_PRIORITY_EGRESS_WIDE, TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE,
+    ROUTE_PROTOCOL, RULE_PRIORITIES_EGRESS_IN_CLUSTER, RULE_PRIORITY_EGRESS_LINK_LOCAL,
+    RULE_PRIORITY_EGRESS_NARROW, RULE_PRIORITY_EGRESS_PRIVATE, RULE_PRIORITY_EGRESS_WIDE,
+    TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE,
 };
 use fairlead_netlink::Message;
 use fairlead_netlink::route::{
     Route, RouteKind, Rule, Scope, TABLE_MAIN, add_route, add_rule, delete_route, delete_rule, replace_route,
 };
+use ipnet::IpNet;
 
-use super::RULE_PROTOCOL;
+use super::{IN_CLUSTER_METRIC, RULE_PROTOCOL};
 use crate::routes::unreachable;
 
 /// The rules of one family, and its routes of the tables 117 and 118, in the kernel's order.
@@ -107,16 +109,16 @@ fn kernel_rule(rule: &ClientRule) -> Rule {
     Rule { destination, ..Rule::lookup(family, rule.priority, rule.table, RULE_PROTOCOL) }
 }
 
-/// The unreachable route, and the one into the link if there is one; of an excluded prefix only that which says so.
+/// The unreachable route, and the one into the link if there is one; of an excluded prefix or a range of the cluster only that which says so.
 fn kernel_routes(route: &ClientRoute, links: &BTreeMap<String, u32>) -> Vec<Route> {
     let ClientRoute { table, destination, target, .. } = route;
     let refusing = unreachable(*table, ROUTE_PROTOCOL, *destination);
-    if *target == Target::Excluded {
-        return vec![Route { kind: RouteKind::THROW, ..refusing }.canonical()];
-    }
+    let throwing = |metric| vec![Route { kind: RouteKind::THROW, metric, ..refusing.clone() }.canonical()];
     let link = match target {
+        Target::Excluded => return throwing(refusing.metric),
+        Target::InCluster => return throwing(IN_CLUSTER_METRIC),
         Target::Link(name) => links.get(name),
-        Target::Refused | Target::Excluded => None,
+        Target::Refused => None,
     };
     // As Coil makes it; without a gateway the kernel would take another scope as well.
     let into = |link: &u32| Route {
@@ -197,6 +199,12 @@ fn is_own_rule(rule: &Rule) -> bool {
         && [RULE_PROTOCOL, ROUTE_PROTOCOL].contains(&rule.protocol)
         && (rule.table == TABLE_MAIN || is_own_table(rule.table))
         && *rule == plain
+}
+
+/// The range of the cluster of a rule that is for one.
+pub(super) fn cluster_range(rule: &Rule) -> Option<IpNet> {
+    let is_such = is_own_rule(rule) && RULE_PRIORITIES_EGRESS_IN_CLUSTER.contains(&rule.priority);
+    rule.destination.filter(|_| is_such && rule.table == TABLE_MAIN)
 }
 
 /// Whether it leaves packets of the first table to the routes of the second one: none of the rules between both has all of them.

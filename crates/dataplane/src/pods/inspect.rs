@@ -6,7 +6,7 @@ use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{Link, MacAddress, Route, RouteSocket};
 use ipnet::IpNet;
 
-use super::{Error, PodAlias, Result};
+use super::{Error, PodAlias, Result, additional};
 use crate::routes::is_source;
 use crate::routing_ids::RoutingIds;
 
@@ -32,7 +32,7 @@ pub struct Inspection {
     pub led_to_pod: Vec<IpNet>,
     /// The end in the pod; `None` if it has no interface of that name.
     pub pod: Option<End>,
-    /// Routes inside the pod: of the main table and of those asked for.
+    /// Routes inside the pod: of the tables asked for, and of the one of the interface if another has the pod's default route.
     pub pod_routes: Vec<Route>,
     /// Whether the two are ends of one pair; `false` when one of them is missing.
     pub connected: bool,
@@ -66,8 +66,9 @@ pub fn inspect(
         let host = host_socket.links_of_kind("veth")?.into_iter().find(ours);
         let pod = pod_socket.link_by_name(ifname)?;
         let mut pod_routes = Vec::new();
-        for table in tables {
-            pod_routes.extend(pod_socket.routes(*table)?);
+        let own = pod.as_ref().map(|link| additional::table(link.index));
+        for table in tables.iter().copied().chain(own) {
+            pod_routes.extend(pod_socket.routes(table)?);
         }
         Ok(Inspection {
             led_to_pod: host

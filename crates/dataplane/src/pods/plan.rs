@@ -8,11 +8,12 @@ use fairlead_address::DualStackAddrs;
 use fairlead_api::names::{IPV6_MIN_MTU, LINK_ALIAS_PREFIX, POD_GATEWAY_IPV4, POD_GATEWAY_IPV6};
 use fairlead_netlink::Message;
 use fairlead_netlink::route::{
-    Address, AddressFlags, IpFamily, MacAddress, Route, Scope, TABLE_MAIN, add_address, add_route,
+    Address, AddressFlags, IpFamily, MacAddress, Route, Rule, Scope, TABLE_MAIN, add_address, add_route,
     disable_address_generation, permanent_neighbour, presumed_neighbour, set_up,
 };
 use ipnet::IpNet;
 
+use super::additional;
 use super::error::{Error, Result};
 use crate::routing_ids::RoutingIds;
 
@@ -23,7 +24,7 @@ const ALIAS_MAX: usize = 255;
 /// Least MTU of IPv4 (RFC 791, section 3.2).
 const IPV4_MIN_MTU: u32 = 68;
 /// `RTPROT_BOOT`, what `ip route add` says: routes in the pod have no owner to distinguish.
-const PROTOCOL_BOOT: u8 = 3;
+pub(super) const PROTOCOL_BOOT: u8 = 3;
 
 /// The attachment of a pod that [`add`](super::add) makes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,6 +82,8 @@ pub(super) struct Plan {
     addresses: DualStackAddrs,
     link_name: Option<String>,
     ids: RoutingIds,
+    /// Rules of earlier interfaces to be removed, if another interface has the pod's default route.
+    pub(super) additional: Option<Vec<Rule>>,
     pub(super) alias: String,
     pub(super) container_mac: MacAddress,
     pub(super) host_mac: MacAddress,
@@ -107,17 +110,36 @@ impl Plan {
             addresses: spec.addresses,
             link_name: spec.link_name.clone(),
             ids: spec.ids,
+            additional: None,
             alias,
         })
     }
 
     pub(super) fn host_name(&self, attempt: u32) -> String {
-        let fixed = self.link_name.clone();
+        // The name that others rely on is that of the first interface.
+        let fixed = self.link_name.clone().filter(|_| self.additional.is_none());
         fixed.unwrap_or_else(|| host_name(&self.container_id, &self.ifname, attempt))
     }
 
     /// Messages for the end in the pod, to be sent inside its namespace.
     pub(super) fn in_pod(&self, link: u32) -> Vec<Message> {
+        let Some(stale) = &self.additional else { return self.with_default_routes(link) };
+        let mut messages = self.bring_up(link);
+        for ip in self.addresses.iter() {
+            if ip.is_ipv6() {
+                let own = self.container_mac.link_local().into();
+                messages.push(add_address(&address(link, link_local_prefix(own), Scope::LINK)));
+            }
+            messages.push(add_address(&address(link, host_prefix(ip), Scope::UNIVERSE)));
+        }
+        messages.extend(
+            gateways(self.addresses, link).iter().map(|it| self.gateway_neighbour(link, it.prefix.addr())),
+        );
+        messages.extend(additional::messages(self.addresses, link, stale));
+        messages
+    }
+
+    fn with_default_routes(&self, link: u32) -> Vec<Message> {
         let mut messages = self.bring_up(link);
         let route = |prefix, gateway: Option<IpAddr>| {
             let route = match gateway {

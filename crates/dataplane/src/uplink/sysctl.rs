@@ -169,6 +169,17 @@ pub fn loosen_reverse_path_filter(interface: &str) -> Result<bool> {
     set(&of_interface(IPV4, interface, "rp_filter"), if is_strict { "2" } else { "0" })
 }
 
+/// Lets an interface have packets that this host would answer by another one: where the check of sources (`rp_filter`, RFC 3704) is
+/// strict there, it becomes loose. Where it is off or loose, nothing changes.
+///
+/// # Errors
+/// A setting cannot be read, or differs and cannot be written.
+pub fn relax_reverse_path_filter(interface: &str) -> Result<bool> {
+    let own = of_interface(IPV4, interface, "rp_filter");
+    let effective = read(&of_interface(IPV4, "all", "rp_filter"))?.max(read(&own)?);
+    if effective.as_deref() == Some("1") { set(&own, "2") } else { Ok(false) }
+}
+
 /// Makes the host ignore router advertisements on an interface: a pod's advertisement must never become a route of the
 /// node, even where `default/accept_ra` is 2.
 ///

@@ -80,7 +80,7 @@ pub trait PathSocket: AsFd + Send + Sync {
     }
 }
 
-/// Way in which a [`PathSocket`] shares the port of a device.
+/// Method by which a [`PathSocket`] shares the port of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PortAccess {
     /// A port of its own, which rules of nftables join to that of the kernel's WireGuard.
@@ -108,7 +108,7 @@ impl PortAccess {
 /// Address families in which a [`PathSocket`] works.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathSocketHealth {
-    /// Way in which it shares WireGuard's port.
+    /// Method by which it shares WireGuard's port.
     pub access: PortAccess,
     /// Families in which it works.
     pub families: Vec<IpFamily>,

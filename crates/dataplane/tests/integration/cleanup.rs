@@ -31,6 +31,9 @@ fn make_everything() {
         narrow: Vec::new(),
         masqueraded: Vec::new(),
         without_default: Vec::new(),
+        listen_port: 51820,
+        sources: Vec::new(),
+        uplinks: Vec::new(),
     };
     apply(&state).unwrap();
     ensure_rules(&pod_rules(ids)).unwrap();

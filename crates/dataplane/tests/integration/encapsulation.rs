@@ -82,6 +82,10 @@ impl Bed {
             narrow: Vec::new(),
             masqueraded: Vec::new(),
             without_default: Vec::new(),
+            listen_port: 51820,
+            sources: Vec::new(),
+            // Answers to the host itself come by it, and its reverse path filter is strict.
+            uplinks: vec!["eth0".to_owned()],
         };
         self.nodes[own].run(|| apply(&state).unwrap());
     }

@@ -62,6 +62,9 @@ fn mesh() -> MeshState {
         narrow: Vec::new(),
         masqueraded: Vec::new(),
         without_default: Vec::new(),
+        listen_port: 51820,
+        sources: Vec::new(),
+        uplinks: Vec::new(),
     }
 }
 
@@ -266,6 +269,24 @@ fn what_an_explicit_rule_drops_stays_dropped() {
     ping(&bed.pod, NEIGHBOUR[0]);
 }
 
+/// As ufw does when it is enabled on a host on which Docker has set the policy before.
+#[test]
+fn what_another_program_appends_later_to_drop_is_dropped() {
+    let bed = bed();
+    let mut program = Program::default();
+    bed.host.sh(DOCKER);
+    program.pass(&bed.host);
+    bed.host.sh("iptables-nft -A FORWARD -d 192.0.2.20 -j DROP");
+    assert!(reaches(&bed.pod, OUTSIDE[0]), "it comes after the rule that lets pods through");
+    program.pass(&bed.host);
+    assert!(!reaches(&bed.pod, OUTSIDE[0]));
+    ping(&bed.pod, NEIGHBOUR[0]);
+    assert!(bed.rules()[0].trim_end().ends_with(RULE), "{:?}", bed.rules());
+    let before = bed.host.sh("nft -a list ruleset");
+    program.pass(&bed.host);
+    assert_eq!(bed.host.sh("nft -a list ruleset"), before);
+}
+
 /// The command of the only problem.
 fn command(forwarding: &Forwarding) -> String {
     let [problem] = &forwarding.problems[..] else { panic!("not one problem: {forwarding:?}") };
@@ -313,4 +334,97 @@ fn iptables_legacy_is_named_with_the_rule_that_it_needs() {
         bed.host.sh(&format!("{iptables} -P FORWARD ACCEPT"));
         assert_eq!(program.pass(&bed.host), Forwarding::default());
     }
+}
+
+/// Chains of firewalld 1.3.3 (Debian 12) that see forwarded packets, without those that are empty: `ZONES` and `POLICIES` are what its zones and
+/// policies add.
+const FIREWALLD: &str = "table inet firewalld; delete table inet firewalld; table inet firewalld {
+    chain filter_FORWARD {
+        type filter hook forward priority filter + 10; policy accept;
+        ct state { established, related } accept
+        ct status dnat accept
+        iifname lo accept
+        ct state invalid drop
+        ip6 daddr { ::/96, ::ffff:0.0.0.0/96, 2002::/24 } reject with icmpv6 addr-unreachable
+        jump filter_FORWARD_ZONES
+        reject with icmpx admin-prohibited
+    }
+    chain filter_FORWARD_ZONES { ZONES iifname uplink goto filter_FWD_public; goto filter_FWD_public; }
+    chain filter_FWD_public {
+        jump filter_FORWARD_POLICIES_pre
+        jump filter_FWD_public_allow
+        reject with icmpx admin-prohibited
+    }
+    chain filter_FORWARD_POLICIES_pre { POLICIES }
+    chain filter_FWD_public_allow { oifname uplink accept; }
+    chain filter_FWD_trusted { jump filter_FORWARD_POLICIES_pre; jump filter_FWD_trusted_allow; accept; }
+    chain filter_FWD_trusted_allow { oifname \"veth*\" accept; oifname mesh0 accept; }
+    chain filter_FWD_policy_fairlead { accept; }
+}";
+
+/// Rules that the commands of the problem add, also after each reload.
+const ZONES: &str = "iifname mesh0 goto filter_FWD_trusted; iifname \"veth*\" goto filter_FWD_trusted;";
+const POLICIES: &str =
+    "oifname \"veth*\" jump filter_FWD_policy_fairlead; oifname mesh0 jump filter_FWD_policy_fairlead;";
+
+fn firewalld(bed: &Bed, zones: &str, policies: &str) {
+    let rules = FIREWALLD
+        .replace("ZONES iif", &format!("{zones} iif"))
+        .replace("{ POLICIES }", &format!("{{ {policies} }}"));
+    bed.host.sh(&format!("nft '{rules}'"));
+}
+
+#[test]
+fn the_last_reject_of_firewalld_is_named_with_commands_that_last_over_its_reload() {
+    let bed = bed();
+    let mut program = Program::default();
+    ping(&bed.pod, OUTSIDE[0]);
+    firewalld(&bed, "", "");
+    assert!(!reaches(&bed.pod, "10.1.0.6"), "pods are cut off from each other");
+    let forwarding = program.pass(&bed.host);
+    let [problem] = &forwarding.problems[..] else { panic!("not one problem: {forwarding:?}") };
+    let ForwardingProblem::Rejected { chain, command } = problem else { panic!("{problem:?}") };
+    assert_eq!((problem.reason(), chain.as_str()), ("ForwardingDropped", "inet firewalld filter_FORWARD"));
+    assert_eq!(
+        command,
+        "firewall-cmd --permanent --zone=trusted --add-interface=veth+; firewall-cmd --permanent --new-policy=fairlead; \
+         firewall-cmd --permanent --policy=fairlead --set-target=ACCEPT; \
+         firewall-cmd --permanent --policy=fairlead --add-ingress-zone=ANY; \
+         firewall-cmd --permanent --policy=fairlead --add-egress-zone=trusted; firewall-cmd --reload"
+    );
+    program.mesh(&bed.host);
+    let problems = &program.mesh.forwarding().problems;
+    assert!(
+        matches!(&problems[..], [one] if one.to_string().contains("--add-interface=veth+ --add-interface=mesh0;")),
+        "{problems:?}"
+    );
+    // With the links of the pods in a zone and the mesh's device in none, the mesh is still cut off.
+    firewalld(&bed, "iifname \"veth*\" goto filter_FWD_trusted;", "");
+    assert_eq!(program.pass(&bed.host), Forwarding::default());
+    program.mesh(&bed.host);
+    assert_eq!(program.mesh.forwarding().problems.len(), 1);
+    for _ in 0..2 {
+        firewalld(&bed, ZONES, POLICIES);
+        assert_eq!(program.pass(&bed.host), Forwarding::default());
+        program.mesh(&bed.host);
+        assert_eq!(program.mesh.forwarding().problems, []);
+        for to in OUTSIDE.iter().chain(&["10.1.0.6", "fd00:1::6"]) {
+            ping(&bed.pod, to);
+        }
+    }
+}
+
+#[test]
+fn a_chain_that_rejects_at_its_end_is_named_with_the_rule_that_it_needs_first() {
+    let bed = bed();
+    let mut program = Program::default();
+    bed.host.sh("nft 'table inet mine { chain through { type filter hook forward priority 5; iifname lo accept; counter reject; }; }'");
+    let forwarding = program.pass(&bed.host);
+    let [ForwardingProblem::Rejected { command, .. }] = &forwarding.problems[..] else {
+        panic!("{forwarding:?}")
+    };
+    assert!(forwarding.is_dropped && !reaches(&bed.pod, OUTSIDE[0]));
+    bed.host.sh(command);
+    assert_eq!(program.pass(&bed.host), Forwarding { is_dropped: true, problems: Vec::new() });
+    OUTSIDE.iter().for_each(|to| ping(&bed.pod, to));
 }

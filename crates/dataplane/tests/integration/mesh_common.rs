@@ -35,5 +35,23 @@ pub(crate) fn mesh(mtu: u32, v4: &[&str], v6: &[&str]) -> MeshState {
         narrow: Vec::new(),
         masqueraded: Vec::new(),
         without_default: Vec::new(),
+        listen_port: 51820,
+        sources: Vec::new(),
+        uplinks: Vec::new(),
+    }
+}
+
+/// Joins a node with others, each by a link of this name in the networks 100.N.0.0/24 and fdN::/64: the node is 1 there, and the default route of the
+/// other, which is 2.
+pub(crate) fn join(node: &Namespace, others: [(&str, &Namespace, u8); 3]) {
+    for (link, other, number) in others {
+        node.veth(link, other, "eth0");
+        node.sh(&format!(
+            "ip addr add 100.{number}.0.1/24 dev {link}; ip addr add fd{number}::1/64 dev {link} nodad"
+        ));
+        other.sh(&format!(
+            "ip addr add 100.{number}.0.2/24 dev eth0; ip addr add fd{number}::2/64 dev eth0 nodad; \
+             ip route add default via 100.{number}.0.1; ip route add default via fd{number}::1"
+        ));
     }
 }

@@ -21,11 +21,18 @@ fn only_what_differs_is_sent() {
             addresses: Vec::new(),
             targets_v4,
             targets_v6,
-            bypass: Bypass::default(),
+            bypass: Bypass {
+                servers: vec!["10.0.0.3:6443".parse().unwrap()],
+                nodes: vec!["10.0.4.1".parse().unwrap(), "fd00:0:0:4::1".parse().unwrap()],
+                ..Bypass::default()
+            },
             plain: Vec::new(),
             narrow: Vec::new(),
             masqueraded: Vec::new(),
             without_default: Vec::new(),
+            listen_port: 51820,
+            sources: Vec::new(),
+            uplinks: Vec::new(),
         };
         assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
         let sent = || {
@@ -41,19 +48,20 @@ fn only_what_differs_is_sent() {
         assert_eq!(counted(), 0);
         assert_eq!((ip.reported(), nft.reported()), (vec![], vec![]));
 
-        // One of a thousand peers goes: one element, one message.
+        // One of a thousand peers goes: one element of the mesh's table and one of the guard's, and its two routes, one message each.
         let handles = || run("nft -a list table inet talos_kubespan | grep -o 'handle [0-9]*$'");
         let before = handles();
         state.targets_v4.remove(500);
         let counted = sent();
         assert_eq!(apply(&state).unwrap(), Applied::Elements { deleted: 1, added: 0 });
-        assert_eq!(counted(), 1);
+        assert_eq!(counted(), 4);
         let reported = nft.reported();
         let changes: Vec<&String> = reported.iter().filter(|line| !line.starts_with('#')).collect();
-        assert!(matches!(&changes[..], [one] if one.starts_with("delete element inet")), "{reported:?}");
+        let is_deletion = |line: &&String| line.starts_with("delete element inet");
+        assert!(matches!(&changes[..], [one, two] if is_deletion(one) && is_deletion(two)), "{reported:?}");
         assert_eq!(handles(), before, "rules and sets are the same objects");
 
-        // The path to a node becomes narrow, narrower, and wide again: one message each.
+        // The path to a node becomes narrow, narrower, and wide again: one message for each table.
         for mtu in [Some(1360), Some(1296), None] {
             let narrow = |mtu| {
                 ["10.0.2.0/24", "0.0.0.0/0"].map(|it| NarrowRoute { destination: it.parse().unwrap(), mtu })
@@ -61,9 +69,9 @@ fn only_what_differs_is_sent() {
             state.narrow = mtu.map(narrow).into_iter().flatten().collect();
             let counted = sent();
             assert_eq!(apply(&state).unwrap(), Applied::Unchanged, "nftables does not know of it");
-            assert_eq!(counted(), 1);
+            assert_eq!(counted(), 2);
             assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
-            assert_eq!(counted(), 1);
+            assert_eq!(counted(), 2);
         }
         ip.reported();
 
@@ -99,7 +107,8 @@ fn neighbours_are_reached_without_the_device<C: Fn() -> u64>(state: &mut MeshSta
         ("10.7.0.0/24", "198.51.100.9"),
     ];
     state.plain = neighbours.iter().map(plain).collect();
-    for messages in [5, 0] {
+    // What is plain is not guarded.
+    for messages in [8, 0] {
         let counted = sent();
         assert_eq!(apply(state).unwrap(), Applied::Unchanged);
         assert_eq!(counted(), messages);
@@ -123,7 +132,8 @@ fn neighbours_are_reached_without_the_device<C: Fn() -> u64>(state: &mut MeshSta
             ..plain(it)
         }))
         .collect();
-    for messages in [4, 0] {
+    // Two routes, one of them with a way to its gateway; two rules; and both tables of nftables, which have rules for outer packets.
+    for messages in [67, 0] {
         let counted = sent();
         apply(state).unwrap();
         assert_eq!(counted(), messages);

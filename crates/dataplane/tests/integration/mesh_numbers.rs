@@ -18,6 +18,9 @@ fn mesh() -> MeshState {
         narrow: Vec::new(),
         masqueraded: Vec::new(),
         without_default: Vec::new(),
+        listen_port: 51820,
+        sources: Vec::new(),
+        uplinks: Vec::new(),
     }
 }
 

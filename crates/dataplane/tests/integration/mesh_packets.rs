@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
-use crate::mesh_common::{Namespace, apply};
+use crate::mesh_common::{Namespace, apply, join};
 use fairlead_dataplane::mesh::{Bypass, MeshState, NarrowRoute};
 use fairlead_dataplane::uplink::HostNetwork;
 use fairlead_dataplane::wireguard::{self, Preference, Settings};
@@ -37,18 +37,7 @@ impl Bed {
         };
         bed.node.sh("sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0 \
              net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1");
-        for (link, other, number) in
-            [("mesh0", &bed.mesh, 64), ("up0", &bed.uplink, 65), ("pod0", &bed.pod, 66)]
-        {
-            bed.node.veth(link, other, "eth0");
-            bed.node.sh(&format!(
-                "ip addr add 100.{number}.0.1/24 dev {link}; ip addr add fd{number}::1/64 dev {link} nodad"
-            ));
-            other.sh(&format!(
-                "ip addr add 100.{number}.0.2/24 dev eth0; ip addr add fd{number}::2/64 dev eth0 nodad; \
-                 ip route add default via 100.{number}.0.1; ip route add default via fd{number}::1"
-            ));
-        }
+        join(&bed.node, [("mesh0", &bed.mesh, 64), ("up0", &bed.uplink, 65), ("pod0", &bed.pod, 66)]);
         for other in [&bed.mesh, &bed.uplink] {
             other.sh(&format!(
                 "ip addr add {TARGET_V4}/32 dev eth0; ip addr add {TARGET_V6}/128 dev eth0 nodad"
@@ -81,6 +70,9 @@ impl Bed {
             narrow,
             masqueraded: Vec::new(),
             without_default,
+            listen_port: 51820,
+            sources: Vec::new(),
+            uplinks: Vec::new(),
         };
         self.node.run(|| apply(&state).unwrap());
     }
@@ -107,8 +99,13 @@ fn any(target: &str) -> SocketAddr {
 
 /// Host that answers a datagram from here with this mark: "mesh" or "uplink".
 fn who_answers(from: &Namespace, target: &str, mark: u32) -> String {
+    who_answers_port(from, target, mark, 0)
+}
+
+/// The same from a port of this host.
+fn who_answers_port(from: &Namespace, target: &str, mark: u32, own_port: u16) -> String {
     from.run(|| {
-        let socket = UdpSocket::bind(any(target)).unwrap();
+        let socket = UdpSocket::bind(SocketAddr::new(any(target).ip(), own_port)).unwrap();
         setsockopt(&socket, sockopt::Mark, &mark).unwrap();
         socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         socket.send_to(b"who?", (target.parse::<IpAddr>().unwrap(), PORT)).unwrap();
@@ -128,17 +125,20 @@ fn packets_to_the_mesh_enter_it_and_no_others() {
                 let socket = namespace.run(|| UdpSocket::bind(address).unwrap());
                 scope.spawn(move || answer(&socket, name));
             }
-            bed.node.sh("nft delete table inet talos_kubespan 2>/dev/null || true");
+            bed.node.sh("for table in talos_kubespan fairlead_guard; do nft delete table inet $table 2>/dev/null || true; done; \
+                 for pref in 101 102 103 104 105; do for family in -4 -6; do \
+                 while ip $family rule del pref $pref 2>/dev/null; do :; done; done; done");
             assert_eq!(who_answers(&bed.node, target, 0), "uplink", "before there is a mesh");
             bed.apply();
             assert_eq!(who_answers(&bed.node, target, 0), "mesh", "from this host");
             assert_eq!(who_answers(&bed.pod, target, 0), "mesh", "forwarded");
-            assert_eq!(who_answers(&bed.node, target, 0x20), "uplink", "WireGuard's own packets");
+            assert_eq!(who_answers(&bed.node, target, 0x20), "uplink", "the node program's own packets");
             assert_eq!(
-                who_answers(&bed.node, target, 0xffff_ffbf),
+                who_answers_port(&bed.node, target, 0xffff_ffbf, 51820),
                 "uplink",
-                "the same with all other bits set"
+                "WireGuard's own packets, with all other bits set"
             );
+            assert_eq!(who_answers(&bed.node, target, 0xffff_ffbf), "mesh", "a mark of another program");
             assert_eq!(who_answers(&bed.node, target, 0x60), "mesh", "both bits are not WireGuard's mark");
             other_bits_survive(&bed, target);
             for namespace in [&bed.mesh, &bed.uplink] {
@@ -401,12 +401,11 @@ fn without_a_default_route_this_host_sends_to_the_mesh_and_answers_it_and_nothin
         connect(&bed.node, &bed.mesh, target);
         assert_eq!(told(elsewhere, 0), Some(Errno::ENETUNREACH));
         assert_eq!(told(elsewhere, 0x10), Some(Errno::ENETUNREACH));
-        for mark in [0x20, 0xffff_ffbf] {
-            assert_eq!(told(target, mark), Some(Errno::ENETUNREACH), "WireGuard's own: {target}, {mark:#x}");
-        }
+        assert_eq!(told(target, 0x20), Some(Errno::ENETUNREACH), "WireGuard's own: {target}");
     }
     // Another program takes rules and routes away; they are mended.
-    bed.node.sh("ip rule del pref 32800; ip -6 rule del pref 32800");
+    bed.node
+        .sh("for family in -4 -6; do for pref in 102 32800; do ip $family rule del pref $pref; done; done");
     assert_eq!([TARGET_V4, TARGET_V6].map(|it| told(it, 0)), [Some(Errno::ENETUNREACH); 2]);
     bed.apply();
     assert_eq!([TARGET_V4, TARGET_V6].map(|it| told(it, 0)), [None; 2]);

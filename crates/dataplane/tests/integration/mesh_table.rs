@@ -45,7 +45,8 @@ table inet talos_kubespan {
     }
     chain kubespan_outgoing {
         type route hook output priority filter; policy accept;
-        meta mark & 0x00000060 == 0x00000020 accept
+        meta mark 0x00000020 accept
+        meta mark & 0x00000020 == 0x00000020 udp sport 51820 meta mark set meta mark | 0x00000060 accept
         icmpv6 type 133-137 accept
         oifname "lo" fib daddr type local accept
         ip daddr @kubespan_targets_ipv4 tcp flags syn / syn,rst tcp option maxseg size > 1380 tcp option maxseg size set 1380
@@ -55,7 +56,6 @@ table inet talos_kubespan {
     }
     chain kubespan_prerouting {
         type filter hook prerouting priority filter; policy accept;
-        meta mark & 0x00000060 == 0x00000020 accept
         icmpv6 type 133-137 accept
         ip daddr @kubespan_targets_ipv4 tcp flags syn / syn,rst tcp option maxseg size > 1380 tcp option maxseg size set 1380
         ip6 daddr @kubespan_targets_ipv6 tcp flags syn / syn,rst tcp option maxseg size > 1360 tcp option maxseg size set 1360
@@ -257,9 +257,9 @@ fn the_api_server_is_reached_past_the_mesh() {
         assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
         let outgoing = lines(&run("nft list chain inet talos_kubespan kubespan_outgoing"));
         for rule in [
-            "ip daddr 192.0.2.1 tcp dport 6443 accept",
+            "ip daddr 192.0.2.1 tcp dport 6443 meta mark set meta mark | 0x00000060 accept",
             "ip saddr 192.0.2.1 tcp sport 6443 ip daddr @fairlead_nodes_ipv4 accept",
-            "ip6 daddr fd00:1::1 tcp dport 6443 accept",
+            "ip6 daddr fd00:1::1 tcp dport 6443 meta mark set meta mark | 0x00000060 accept",
             "ip6 saddr fd00:1::1 tcp sport 6443 ip6 daddr @fairlead_nodes_ipv6 accept",
         ] {
             let at = outgoing.iter().position(|line| line == rule);
@@ -286,11 +286,11 @@ fn connections_to_addresses_outside_of_the_mesh_are_answered_past_the_mesh() {
         assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
         let outgoing = lines(&run("nft list chain inet talos_kubespan kubespan_outgoing"));
         for rule in [
-            "ct direction reply ip saddr != @fairlead_own_ipv4 accept",
-            "ct direction reply ip6 saddr != @fairlead_own_ipv6 accept",
+            "ct direction reply ip saddr != @fairlead_own_ipv4 ct original ip daddr != @fairlead_own_ipv4 ct original ip daddr != @kubespan_targets_ipv4 meta mark set meta mark | 0x00000060 accept",
+            "ct direction reply ip6 saddr != @fairlead_own_ipv6 ct original ip6 daddr != @fairlead_own_ipv6 ct original ip6 daddr != @kubespan_targets_ipv6 meta mark set meta mark | 0x00000060 accept",
         ] {
             let at = outgoing.iter().position(|line| line == rule);
-            let marks = outgoing.iter().position(|line| line.contains("@kubespan_targets_ipv4"));
+            let marks = outgoing.iter().position(|line| line.starts_with("ip daddr @kubespan_targets_ipv4"));
             assert!(at.is_some() && at < marks, "{rule} not before the marks in {outgoing:#?}");
         }
         let prerouting = run("nft list chain inet talos_kubespan kubespan_prerouting");
@@ -342,6 +342,9 @@ fn a_hundred_thousand_prefixes() {
             narrow: Vec::new(),
             masqueraded: Vec::new(),
             without_default: Vec::new(),
+            listen_port: 51820,
+            sources: Vec::new(),
+            uplinks: Vec::new(),
         };
         assert_eq!(apply(&state).unwrap(), Applied::Rebuilt);
         assert_eq!(apply(&state).unwrap(), Applied::Unchanged);
@@ -426,6 +429,9 @@ fn the_table_has_routes_to_targets_where_the_host_has_no_default_route() {
         let state = MeshState {
             narrow: vec![narrow],
             without_default: vec![IpFamily::V4],
+            listen_port: 51820,
+            sources: Vec::new(),
+            uplinks: Vec::new(),
             ..mesh(1420, &["10.1.0.0/24", "10.1.1.0/24", "10.9.0.1/32"], &["fd00:1::/64"])
         };
         apply(&state).unwrap();

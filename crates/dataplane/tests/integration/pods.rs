@@ -54,6 +54,18 @@ fn an_ipv4_pod_looks_as_coil_prints_it() {
     assert_eq!((made.mtu, made.container_mac == made.host_mac), (1400, false));
 }
 
+/// On hosts that take their routes from a router although they forward, as a node does.
+#[test]
+fn a_pod_of_any_family_cannot_tell_the_host_its_routes() {
+    let host = Host::new();
+    host.sh("sysctl -qw net.ipv6.conf.default.accept_ra=2 net.ipv6.conf.all.accept_ra=2");
+    for (id, ipv4, ipv6) in [("four", Some("10.1.0.5"), None), ("six", None, Some("fd00:1::5"))] {
+        let pod = Netns::create().unwrap();
+        let name = host.add(&spec(&pod, id, ipv4, ipv6)).unwrap().host_name;
+        assert_eq!(host.sh(&format!("cat /proc/sys/net/ipv6/conf/{name}/accept_ra")).trim(), "0", "{id}");
+    }
+}
+
 #[test]
 fn the_host_talks_to_pods_from_the_nodes_address() {
     let (host, pod) = (Host::new(), Netns::create().unwrap());

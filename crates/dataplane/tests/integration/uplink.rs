@@ -88,6 +88,7 @@ fn node() -> HostNetwork {
         ],
         addresses: Vec::new(),
         routes: vec![default_route("0.0.0.0/0", "192.0.2.1", 2)],
+        ..HostNetwork::default()
     }
 }
 

@@ -66,6 +66,9 @@ impl Node {
             narrow: Vec::new(),
             masqueraded: Vec::new(),
             without_default: Vec::new(),
+            listen_port: 51820,
+            sources: Vec::new(),
+            uplinks: Vec::new(),
         };
         self.namespace.run(|| Applier::default().apply(&state)).unwrap();
     }

@@ -1,3 +1,4 @@
+use fairlead_api::client_routing::Target;
 use fairlead_dataplane::egress_client::{Present, steps};
 use fairlead_egress::EgressName;
 use fairlead_egress::client::SourcePort;
@@ -17,6 +18,7 @@ fn what_is_decided_for_a_pod_is_what_the_kernel_gets() {
         source_port: SourcePort::Fixed,
         originating_only: None,
         cluster_ranges: Some(Vec::new()),
+        ranges_are_stale: false,
         allowed_namespaces: None,
         service: Some(KnownService {
             cluster_ips: cluster_ips.iter().map(|address| address.parse::<IpAddr>().unwrap()).collect(),

@@ -82,6 +82,47 @@ async fn a_pod_in_the_cache_needs_no_api_server_and_another_is_read_there() {
     assert_eq!(attach_with(&stage, "known", "").await, Ok(nothing), "a runtime that passes no UID");
 }
 
+/// A program that starts while the API server is away knows nothing else of the pod, whose sandbox is made anew.
+#[tokio::test]
+async fn a_pod_that_asked_for_nothing_before_needs_no_api_server() {
+    let outage = (503, r#"{"kind":"Status","apiVersion":"v1","status":"Failure","code":503}"#.to_owned());
+    let (bed, stage, _) = stage(&[pod("client", ANNOTATION)], outage);
+    let earlier = |uid, asks| bed.egress.0.sandboxes.without_egress().record(uid, asks);
+    assert!(attach_with(&stage, "plain", "u2").await.is_err());
+    earlier("u2", false);
+    let nothing = EgressRequest { uid: Some("u2".to_owned()), ..EgressRequest::default() };
+    assert_eq!(attach_with(&stage, "plain", "u2").await, Ok(nothing));
+    assert!(attach_with(&stage, "plain", "u3").await.is_err(), "a later pod of the same name");
+    earlier("u2", true);
+    assert!(attach_with(&stage, "plain", "u2").await.is_err(), "it has asked since");
+    // What the cache shows of the pod counts, whatever it asked for before.
+    earlier("u1", false);
+    assert!(attach_with(&stage, "client", "u1").await.is_err());
+}
+
+#[tokio::test]
+async fn a_second_interface_leaves_the_egress_of_the_first_alone() {
+    let bed = Bed::new(Objects::default());
+    let stage = EgressStage { egress: bed.egress.clone(), events: bed.events.clone() };
+    let first = attachment("web", "u1", "/ns");
+    let second = Attachment { key: Key { ifname: "net1".to_owned(), ..first.key.clone() }, ..first.clone() };
+    let request = || EgressRequest { uid: Some("u1".to_owned()), ..EgressRequest::default() };
+    let interface = |address: &str| PodInterface {
+        addresses: [address.parse().unwrap()].into_iter().collect(),
+        mtu: Some(1420),
+    };
+    stage.set_up(&first, interface("10.1.0.5"), request()).await.unwrap();
+    let before = bed.egress.0.sandboxes.all();
+    assert_eq!(before.keys().collect::<Vec<_>>(), [&first.key]);
+    stage.set_up(&second, interface("10.1.0.6"), request()).await.unwrap();
+    assert_eq!(bed.egress.0.sandboxes.all(), before);
+    assert_eq!(stage.check(&second.key).await, Ok(Vec::new()));
+    stage.detach(&second.key).await.unwrap();
+    assert_eq!(bed.egress.0.sandboxes.all(), before);
+    stage.detach(&first.key).await.unwrap();
+    assert!(bed.egress.0.sandboxes.all().is_empty());
+}
+
 #[tokio::test]
 async fn a_pod_that_the_api_server_does_not_have_asks_for_nothing() {
     let missing = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}"#;

@@ -40,6 +40,7 @@ fn wanted(port: SourcePort, way: &NextHop) -> Desired {
         source_port: if port == SourcePort::Auto { Planned::Auto } else { Planned::Fixed },
         originating_only: None,
         cluster_ranges: Some(Vec::new()),
+        ranges_are_stale: false,
         allowed_namespaces: None,
         service: Some(service),
     };

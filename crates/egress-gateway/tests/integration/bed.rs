@@ -195,8 +195,13 @@ impl Bed {
 
     /// Response of a path of the gateway's HTTP ports, with its head.
     pub(crate) fn get(&self, port: u16, path: &str) -> String {
+        self.get_from(&self.gateway, [127, 0, 0, 1].into(), port, path)
+    }
+
+    /// The same, as a program in another namespace gets it.
+    pub(crate) fn get_from(&self, from: &Namespace, gateway: IpAddr, port: u16, path: &str) -> String {
         let connect = || -> std::io::Result<String> {
-            let address = SocketAddr::from(([127, 0, 0, 1], port));
+            let address = SocketAddr::new(gateway, port);
             let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
             stream.set_read_timeout(Some(Duration::from_secs(2)))?;
             write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")?;
@@ -204,7 +209,7 @@ impl Bed {
             stream.read_to_string(&mut text)?;
             Ok(text)
         };
-        self.gateway.run(connect).unwrap_or_default()
+        from.run(connect).unwrap_or_default()
     }
 
     /// The value of a metric.

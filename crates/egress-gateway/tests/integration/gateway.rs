@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tonic::Code;
 
 #[test]
-#[ignore = "runs in another process that tests start"]
+#[ignore = "runs in another process that tests start: cargo xtask test lab -- gateway"]
 fn gateway_process() {
     let api = std::env::var(API).unwrap();
     let settings = Settings {
@@ -80,6 +80,24 @@ fn clients_reach_the_server_with_the_gateways_address() {
     assert_eq!((&client["name"], &client["node"]), (&"c".into(), &"n1".into()));
     assert!(client["connections"].as_u64().unwrap() > 0 && client["sentPackets"].as_u64().unwrap() > 100);
     assert!(bed.get(8080, "/load").contains("\"draining\":false"));
+}
+
+#[test]
+fn pods_do_not_read_who_the_clients_are_and_the_host_does() {
+    let bed = Bed::new();
+    let _node = bed.registered();
+    for family in families() {
+        for path in ["/clients", "/load", "/connections"] {
+            let answer = bed.get_from(&bed.client, family.gateway, 8080, path);
+            assert!(answer.starts_with("HTTP/1.1 403"), "{path} of {}: {answer:?}", family.gateway);
+            assert!(answer.ends_with("pods may not read what a gateway does for others\n"), "{answer:?}");
+            let answer = bed.get_from(&bed.router, family.gateway, 8080, path);
+            // The host is asked which connection it means.
+            let status = if path == "/connections" { "HTTP/1.1 400" } else { "HTTP/1.1 200" };
+            assert!(answer.starts_with(status), "{path} of {}: {answer:?}", family.gateway);
+        }
+        assert!(bed.get_from(&bed.client, family.gateway, 8080, "/metrics").starts_with("HTTP/1.1 200"));
+    }
 }
 
 #[test]

@@ -83,9 +83,10 @@ fn new_flows_have_the_address_that_the_gateway_holds_until_its_program_is_stuck(
     bed.signal("CONT");
     until_held(&bed, Duration::from_secs(10));
     assert!(flows.iter().zip(floating()).all(|(flow, address)| flow.seen_as() == Some(address)));
-    assert!(
+    // A busy machine shows metrics that are some seconds old.
+    bed.wait("the metric", Duration::from_secs(10), || {
         bed.metric("coil_egress_nftables_not_held_packets_total{protocol=\"ipv4\",direction=\"out\"}") > 0
-    );
+    });
 
     // A restart keeps slot and term, and the kernel goes on meanwhile.
     bed.kill();
@@ -94,7 +95,7 @@ fn new_flows_have_the_address_that_the_gateway_holds_until_its_program_is_stuck(
     bed.wait_ready();
     until_held(&bed, Duration::from_secs(5));
     assert_eq!(spec(&bed)["leaseTransitions"], 1);
-    bed.wait("the metric", Duration::from_secs(3), || {
+    bed.wait("the metric", Duration::from_secs(10), || {
         bed.metric("coil_egress_source_slots_taken_total{cause=\"restart\"}") == 1
     });
 

@@ -9,6 +9,7 @@ use fairlead_api::names::FOU_PORT;
 use fairlead_api::resources::{Egress, EgressSelector, EgressSourceAddress};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use serde::{Deserialize, Serialize};
 
 use super::SourcePort;
@@ -16,6 +17,7 @@ use super::plan::{KnownEgress, KnownService};
 use crate::EgressName;
 use crate::destinations::Destinations;
 use crate::selectors::PodSelectors;
+use crate::status::READY;
 
 /// Most source addresses of an Egress that count.
 const MAX_SOURCE_ADDRESSES: usize = 256;
@@ -42,6 +44,30 @@ pub struct EgressFields {
 pub struct EgressStatusFields {
     source_addresses: Vec<EgressSourceAddress>,
     cluster_ranges: Option<Vec<String>>,
+    conditions: Vec<EgressCondition>,
+}
+
+/// Fields of a condition of an Egress that its clients need.
+#[derive(Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct EgressCondition {
+    #[serde(rename = "type")]
+    type_: String,
+    observed_generation: Option<i64>,
+}
+
+impl EgressCondition {
+    fn of(condition: &Condition) -> Self {
+        Self { type_: condition.type_.clone(), observed_generation: condition.observed_generation }
+    }
+}
+
+impl EgressStatusFields {
+    /// Whether it was written for an earlier generation of the Egress.
+    fn is_before(&self, generation: Option<i64>) -> bool {
+        let ready = self.conditions.iter().find(|condition| condition.type_ == READY);
+        ready.and_then(|ready| ready.observed_generation) < generation
+    }
 }
 
 /// An Egress, as its clients use it.
@@ -64,6 +90,7 @@ impl EgressInfo {
         let status = egress.status.as_ref().map(|status| EgressStatusFields {
             source_addresses: status.source_addresses.clone(),
             cluster_ranges: status.cluster_ranges.clone(),
+            conditions: status.conditions.iter().map(EgressCondition::of).collect(),
         });
         let fields = EgressFields {
             destinations: spec.destinations.clone(),
@@ -73,21 +100,22 @@ impl EgressInfo {
             selectors: spec.selectors.clone(),
             originating_only: spec.originating_only,
         };
-        Self::new(EgressName::of(&egress.metadata), fields, status.unwrap_or_default())
+        Self::new(&egress.metadata, fields, status.unwrap_or_default())
     }
 
     /// Egress by the fields that count.
-    pub fn new(name: EgressName, spec: EgressFields, status: EgressStatusFields) -> Self {
+    pub fn new(metadata: &ObjectMeta, spec: EgressFields, status: EgressStatusFields) -> Self {
         let allowed = spec.allowed_namespaces.as_deref();
         let (selectors, _) = PodSelectors::new(spec.selectors.as_deref().unwrap_or_default(), allowed);
         Self {
-            name,
+            name: EgressName::of(metadata),
             selectors,
             known: KnownEgress {
                 destinations: Destinations::parse(&spec.destinations, &spec.excluded_destinations)
                     .map_err(|error| error.to_string()),
                 source_port: if spec.fou_source_port_auto { SourcePort::Auto } else { SourcePort::Fixed },
                 originating_only: spec.originating_only,
+                ranges_are_stale: status.is_before(metadata.generation),
                 cluster_ranges: status.cluster_ranges.map(|ranges| written_ranges(&ranges)),
                 allowed_namespaces: spec.allowed_namespaces.map(|all| all.into_iter().collect()),
                 service: None,
@@ -140,6 +168,25 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn ranges_are_stale_until_the_controller_has_seen_the_specification() {
+        let is_stale = |generation: i64, status: serde_json::Value| {
+            let egress = json!({
+                "metadata": { "name": "nat", "namespace": "internet", "generation": generation },
+                "spec": { "destinations": ["10.0.0.0/8"] }, "status": status,
+            });
+            EgressInfo::of(&serde_json::from_value(egress).unwrap()).known.ranges_are_stale
+        };
+        let ready = |generation: i64| {
+            json!({ "clusterRanges": [], "conditions": [{
+                "type": "Ready", "status": "True", "reason": "AllAvailable", "message": "", "observedGeneration": generation,
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }] })
+        };
+        assert!(is_stale(1, json!({})) && is_stale(3, ready(2)));
+        assert!(!is_stale(3, ready(3)));
+    }
 
     #[test]
     fn of_a_service_only_what_a_client_needs_is_read() {

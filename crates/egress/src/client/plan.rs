@@ -9,12 +9,12 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use fairlead_address::{DualStack, DualStackAddrs, IpFamily, PrefixSet};
-use fairlead_api::client_routing::{ClientRoute, ClientRouting, Target};
+use fairlead_api::client_routing::{ClientRoute, ClientRouting, ClientRule, Held, Target};
 use fairlead_api::fou::{Gateway, MAX_GATEWAYS, Service};
-use fairlead_api::names::FOU_PORT;
+use fairlead_api::names::{FOU_PORT, RULE_PRIORITIES_EGRESS_IN_CLUSTER};
 use ipnet::IpNet;
 
-use super::{ClientPod, Gateways, SourcePort, Unusable, routing};
+use super::{ClientPod, Gateways, SourcePort, Unusable, routing, rules};
 use crate::EgressName;
 use crate::destinations::Destinations;
 use crate::problem::EgressProblem;
@@ -59,10 +59,21 @@ pub struct KnownEgress {
     /// Ranges that a pod reaches by `eth0` although they may lie in a destination (`status.clusterRanges`); `None` before they are written.
     /// Only pods that use the Egress go by it, so that who can write one status cannot open a way for the packets of others.
     pub cluster_ranges: Option<Vec<IpNet>>,
+    /// The controller has not seen this specification yet, so that ranges may be missing which its destinations overlap.
+    pub ranges_are_stale: bool,
     /// Namespaces of the pods that may use it; `None` is all.
     pub allowed_namespaces: Option<BTreeSet<String>>,
     /// Service of the gateways; `None` while there is none.
     pub service: Option<KnownService>,
+}
+
+impl KnownEgress {
+    /// Whether ranges of the cluster that its destinations in private networks contain may not be known.
+    fn awaits_ranges(&self) -> bool {
+        let destinations = self.destinations.as_ref().ok();
+        let has_narrow = destinations.is_some_and(|it| it.used().any(rules::is_narrow));
+        has_narrow && (self.ranges_are_stale || self.cluster_ranges.is_none())
+    }
 }
 
 /// The Service of an Egress.
@@ -165,13 +176,17 @@ pub fn usable<'a>(
 /// Plans what a pod should have.
 ///
 /// # Errors
-/// Contradiction in what it asks for: with any part of it packets would go where they must not. What the pod has must then stay.
+/// Contradiction in what it asks for: with any part of it packets would go where they must not. What the pod has must then stay. So it
+/// must while ranges of the cluster inside of destinations are not known: without them, the pod would not reach its own cluster.
 pub fn plan(cluster: &Cluster, pod: &Asking) -> Result<Plan, EgressProblem> {
     let mut gateways = BTreeMap::new();
     let (mut problems, mut keeps_destinations) = (Vec::new(), false);
     let mut refused = Vec::new();
     let originating_only = |known: &KnownEgress| known.originating_only.unwrap_or(cluster.originating_only);
     for egress in &pod.chosen {
+        if cluster.egresses.get(egress).is_some_and(KnownEgress::awaits_ranges) {
+            return Err(EgressProblem::ranges_unknown(egress));
+        }
         match usable(cluster, &pod.namespace, egress) {
             Ok((destinations, known, service)) => {
                 let usable = Gateways {
@@ -292,30 +307,46 @@ impl Desired {
     }
 
     /// With routes that refuse packets to these destinations of the kernel, each in a table, where there is none. Of those that are excluded
-    /// from one around them (`true`) it is not known for whom: only what is and was excluded stays so.
-    pub fn refusing(mut self, destinations: &BTreeMap<(u32, IpNet), bool>) -> Self {
+    /// from one around them it is not known for whom: only what is and was excluded stays so. Ranges of the cluster stay reachable, those in the
+    /// table `main` by rules.
+    pub fn refusing(mut self, destinations: &BTreeMap<(u32, IpNet), Held>) -> Self {
         for (of, routing) in [(IpFamily::V4, &mut self.routing.ipv4), (IpFamily::V6, &mut self.routing.ipv6)]
         {
             let Some(routing) = routing else { continue };
             for route in &mut routing.routes {
-                let was_excluded = destinations.get(&(route.table, route.destination)) == Some(&true);
+                let held = destinations.get(&(route.table, route.destination));
+                let was_excluded = held.is_some_and(|held| *held != Held::Destination);
                 if route.target == Target::Excluded && !was_excluded {
                     route.target = Target::Refused;
                 }
             }
             let known: BTreeSet<(u32, IpNet)> =
                 routing.routes.iter().map(|route| (route.table, route.destination)).collect();
-            let others = destinations.keys().filter(|it| !known.contains(it));
-            let others = others.filter(|(_, destination)| IpFamily::of(destination.addr()) == of);
-            routing.routes.extend(others.map(|(table, destination)| ClientRoute {
+            let others = destinations.iter().filter(|(it, _)| !known.contains(it));
+            let others = others.filter(|((_, destination), _)| IpFamily::of(destination.addr()) == of);
+            let (ranges, others): (Vec<_>, Vec<_>) =
+                others.partition(|((table, _), _)| *table == rules::TABLE_MAIN);
+            let ranges = ranges.into_iter().map(|((_, range), _)| range);
+            let planned = routing.rules.iter().filter(|rule| is_of_cluster(rule));
+            let all = planned.map(|rule| &rule.destination).chain(ranges).collect();
+            // Beyond the number of rules, those that are planned have to do.
+            if let Ok(rules) = rules::rules(of, &all) {
+                routing.rules = rules;
+            }
+            routing.routes.extend(others.into_iter().map(|((table, destination), held)| ClientRoute {
                 table: *table,
                 destination: *destination,
-                target: Target::Refused,
+                target: if *held == Held::InCluster { Target::InCluster } else { Target::Refused },
                 originating_only: false,
             }));
         }
         self
     }
+}
+
+/// Whether a rule is for a range of the cluster.
+fn is_of_cluster(rule: &ClientRule) -> bool {
+    RULE_PRIORITIES_EGRESS_IN_CLUSTER.contains(&rule.priority)
 }
 
 /// Desired state of the namespace, by the ways to the gateways of each Egress as they are now; `None` while one is not known after the

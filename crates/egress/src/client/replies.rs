@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use fairlead_address::{Interval, IntervalSet, IpFamily};
-use fairlead_api::client_routing::{ClientRoute, Target};
+use fairlead_api::client_routing::ClientRoute;
 use fairlead_api::names::TABLE_EGRESS_NARROW;
 use ipnet::IpNet;
 
@@ -16,7 +16,7 @@ pub fn replies_by_uplink(family: IpFamily, routes: &[ClientRoute]) -> IntervalSe
     for ClientRoute { table, destination, target, originating_only } in routes {
         if IpFamily::of(destination.addr()) == family {
             let of = if *table == TABLE_EGRESS_NARROW { &mut narrow } else { &mut wide };
-            let originating_only = (*target != Target::Excluded).then_some(*originating_only);
+            let originating_only = (!target.lets_pass()).then_some(*originating_only);
             of.insert((destination.prefix_len(), *destination), originating_only);
         }
     }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use fairlead_address::IpFamily;
 use fairlead_api::client_routing::{ClientRoute, Target};
+use fairlead_api::names::TABLE_EGRESS_NARROW;
 use ipnet::IpNet;
 
 use super::problem::Problem;
@@ -76,21 +77,28 @@ impl<'a> Claims<'a> {
 
     /// One route for each destination, and for each excluded prefix inside of one: to what has the longest destination around it
     /// and does not exclude it. Of all prefixes here that have an address, the longest is inside of the others, so what is true of
-    /// it is true of the address.
-    pub(super) fn routes(&self) -> Vec<ClientRoute> {
+    /// it is true of the address. Ranges of the cluster, which do not overlap each other, are left to the rules, with all that is inside of them;
+    /// of the second table the rules before it keep them.
+    pub(super) fn routes(&self, in_cluster: &BTreeSet<IpNet>) -> Vec<ClientRoute> {
+        let of_rules = BTreeSet::new();
         let mut routes = Vec::new();
         for (table, prefixes) in &self.tables {
             let lengths: BTreeSet<u8> = prefixes.keys().map(IpNet::prefix_len).collect();
-            let points: BTreeSet<IpNet> = prefixes.keys().chain(&self.excluded).copied().collect();
+            let ranges = if *table == TABLE_EGRESS_NARROW { in_cluster } else { &of_rules };
+            let lengths_of_ranges: BTreeSet<u8> = ranges.iter().map(IpNet::prefix_len).collect();
+            let points: BTreeSet<IpNet> =
+                prefixes.keys().chain(&self.excluded).chain(ranges).copied().collect();
             for destination in points {
-                let around = lengths.range(..=destination.prefix_len()).rev();
-                let around = around.filter_map(|length| IpNet::new(destination.addr(), *length).ok());
                 let indexes: Vec<&Vec<usize>> =
-                    around.filter_map(|prefix| prefixes.get(&prefix.trunc())).collect();
-                if indexes.is_empty() {
+                    around(destination, &lengths).filter_map(|prefix| prefixes.get(&prefix)).collect();
+                let range = around(destination, &lengths_of_ranges).find(|prefix| ranges.contains(prefix));
+                if indexes.is_empty() || range.is_some_and(|range| range != destination) {
                     continue;
                 }
-                let (target, originating_only) = self.target(destination, &indexes);
+                let (target, originating_only) = match range {
+                    Some(_) => (Target::InCluster, false),
+                    None => self.target(destination, &indexes),
+                };
                 routes.push(ClientRoute { table: *table, destination, target, originating_only });
             }
         }
@@ -112,4 +120,10 @@ impl<'a> Claims<'a> {
         }
         (Target::Excluded, false)
     }
+}
+
+/// Prefixes of these lengths that have all of a prefix, the longest first.
+fn around(prefix: IpNet, lengths: &BTreeSet<u8>) -> impl Iterator<Item = IpNet> {
+    let lengths = lengths.range(..=prefix.prefix_len()).rev();
+    lengths.filter_map(move |length| Some(IpNet::new(prefix.addr(), *length).ok()?.trunc()))
 }

@@ -2,13 +2,15 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use fairlead_address::{IntervalSet, IpFamily, PrefixSet};
+use fairlead_address::{IntervalSet, IpFamily, PrefixSet, overlap};
 use fairlead_api::client_routing::ClientRule;
 use fairlead_api::names::{
     RULE_PRIORITIES_EGRESS_IN_CLUSTER, RULE_PRIORITY_EGRESS_LINK_LOCAL, RULE_PRIORITY_EGRESS_NARROW,
     RULE_PRIORITY_EGRESS_PRIVATE, RULE_PRIORITY_EGRESS_WIDE, TABLE_EGRESS_NARROW, TABLE_EGRESS_WIDE,
 };
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use crate::destinations::Destinations;
 
 /// The routing table `main` (`RT_TABLE_MAIN`, linux/rtnetlink.h).
 pub const TABLE_MAIN: u32 = 254;
@@ -59,18 +61,33 @@ pub(super) fn rules(family: IpFamily, in_cluster: &PrefixSet) -> Result<Vec<Clie
     Ok(rules)
 }
 
-/// The fewest prefixes for the ranges of the cluster, of both families, that need a rule of their own: for the status of Egresses.
-pub fn cluster_ranges(in_cluster: &PrefixSet) -> Vec<IpNet> {
-    IpFamily::BOTH.into_iter().flat_map(|family| ranges(family, in_cluster)).collect()
+/// The fewest prefixes for the ranges of the cluster, of both families, that matter to client pods of an Egress with these destinations, for its
+/// status: those that need a rule of their own, and those that overlap a destination in private networks, whose table comes before the rules.
+pub fn cluster_ranges(in_cluster: &PrefixSet, destinations: &Destinations) -> Vec<IpNet> {
+    let narrow: Vec<IpNet> = destinations.used().filter(|it| is_narrow(*it)).collect();
+    let matters = |range: &IpNet| {
+        !is_kept_by_others(range) || narrow.iter().any(|destination| overlap(range, destination))
+    };
+    let all = IpFamily::BOTH.into_iter().flat_map(|family| in_cluster.family(family).prefixes());
+    all.filter(|range| matters(range)).collect()
+}
+
+/// Whether the route to a destination is in the table that comes before the rules for ranges of the cluster.
+pub(super) fn is_narrow(destination: IpNet) -> bool {
+    table_of(destination) == TABLE_EGRESS_NARROW
 }
 
 /// The fewest prefixes for the ranges of the cluster that no other rule keeps in the table `main`.
 fn ranges(family: IpFamily, in_cluster: &PrefixSet) -> Vec<IpNet> {
-    let kept: Vec<IpNet> = private(family).iter().copied().chain([link_local(family)]).collect();
-    let is_new = |range: &IpNet| !kept.iter().any(|kept| kept.contains(range));
     let prefixes = in_cluster.family(family).prefixes();
-    let new: Vec<IpNet> = prefixes.into_iter().filter(is_new).collect();
+    let new: Vec<IpNet> = prefixes.into_iter().filter(|range| !is_kept_by_others(range)).collect();
     IntervalSet::from_prefixes(family, &new).prefixes()
+}
+
+/// Whether the rules for private networks and link-local addresses have all of a range.
+fn is_kept_by_others(range: &IpNet) -> bool {
+    let family = IpFamily::of(range.addr());
+    private(family).iter().chain([&link_local(family)]).any(|kept| kept.contains(range))
 }
 
 /// Whether a rule before that of `table` keeps packets to this address in the table `main`.

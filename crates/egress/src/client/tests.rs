@@ -8,6 +8,8 @@ use std::collections::BTreeSet;
 
 use super::*;
 
+mod cluster;
+
 fn name(text: &str) -> EgressName {
     let (namespace, name) = text.split_once('/').unwrap();
     EgressName { namespace: namespace.to_owned(), name: name.to_owned() }
@@ -85,6 +87,7 @@ fn table(plan: &FamilyPlan, table: u32) -> Vec<String> {
             Target::Link(link) => format!("{destination} dev {link} proto {ROUTE_PROTOCOL}"),
             Target::Refused => format!("unreachable {destination} proto {ROUTE_PROTOCOL}"),
             Target::Excluded => format!("throw {destination} proto {ROUTE_PROTOCOL}"),
+            Target::InCluster => format!("throw {destination} proto {ROUTE_PROTOCOL} metric 2048"),
         }
     };
     plan.routing.routes.iter().filter(|route| route.table == table).map(route).collect()
@@ -100,7 +103,7 @@ fn lookup(routing: &ClientRouting, destination: IpAddr) -> Option<&ClientRoute> 
         let routes = routing.routes.iter().filter(|route| route.table == rule.table);
         let matching = routes.filter(|route| route.destination.contains(&destination));
         let longest = matching.max_by_key(|route| route.destination.prefix_len());
-        if let Some(route) = longest.filter(|route| route.target != Target::Excluded) {
+        if let Some(route) = longest.filter(|route| !route.target.lets_pass()) {
             return Some(route);
         }
     }
@@ -328,7 +331,7 @@ const PRIVATE: &[&str] = &["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc0
 
 /// Destination of a packet that does not leave by `eth0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Way {
+enum PacketRoute {
     Refused,
     /// To the remote address of a tunnel.
     Tunnel(IpAddr),
@@ -340,27 +343,25 @@ fn model(
     unusable: &[Unusable],
     in_cluster: &[IpNet],
     address: IpAddr,
-) -> Option<Way> {
+) -> Option<PacketRoute> {
     let is_narrow = |prefix: &IpNet| is_in(PRIVATE, prefix.network());
     let remote = |gateways: &Gateways| {
         gateways.cluster_ips.iter().find(|remote| remote.is_ipv4() == address.is_ipv4()).unwrap()
     };
-    let usable = egresses.values().map(|gateways| (&gateways.destinations, Way::Tunnel(remote(gateways))));
-    let all = usable.chain(unusable.iter().map(|it| (&it.destinations, Way::Refused)));
+    let usable =
+        egresses.values().map(|gateways| (&gateways.destinations, PacketRoute::Tunnel(remote(gateways))));
+    let all = usable.chain(unusable.iter().map(|it| (&it.destinations, PacketRoute::Refused)));
     let all = all.filter(|(of, _)| !of.excluded.iter().any(|prefix| prefix.contains(&address)));
-    let all: Vec<(IpNet, Way)> =
+    let all: Vec<(IpNet, PacketRoute)> =
         all.flat_map(|(of, way)| of.prefixes.iter().map(move |prefix| (*prefix, way))).collect();
     let longest = |narrow: bool| {
         let matching = all.iter().filter(|(it, _)| is_narrow(it) == narrow && it.contains(&address));
         matching.max_by_key(|(prefix, way)| (prefix.prefix_len(), *way)).map(|(_, way)| *way)
     };
-    if is_in(LINK_LOCAL, address) {
+    if is_in(LINK_LOCAL, address) || in_cluster.iter().any(|range| range.contains(&address)) {
         return None;
     }
-    longest(true).or_else(|| {
-        let stays = is_in(PRIVATE, address) || in_cluster.iter().any(|range| range.contains(&address));
-        if stays { None } else { longest(false) }
-    })
+    longest(true).or_else(|| if is_in(PRIVATE, address) { None } else { longest(false) })
 }
 
 /// Prefixes that often contain each other, in and around the networks that have rules.
@@ -461,18 +462,21 @@ proptest! {
             let family = if address.is_ipv4() { &ipv4 } else { &ipv6 };
             let remote = |name: &String| family.links.iter().find(|link| link.name == *name).unwrap().remote;
             let way = lookup(&family.routing, address).map(|route| match &route.target {
-                Target::Link(name) => Way::Tunnel(remote(name)),
-                _ => Way::Refused,
+                Target::Link(name) => PacketRoute::Tunnel(remote(name)),
+                _ => PacketRoute::Refused,
             });
             prop_assert_eq!(way, model(&egresses, &unusable, &in_cluster, address), "{}", address);
             let answered_by_eth0 = replies_by_uplink(IpFamily::of(address), &family.routing.routes).contains(address);
-            if let Some(Way::Tunnel(remote)) = way {
+            if let Some(PacketRoute::Tunnel(remote)) = way {
                 let of = egresses.values().find(|gateways| gateways.cluster_ips.iter().any(|ip| ip == remote));
                 prop_assert_eq!(answered_by_eth0, of.unwrap().originating_only, "{}", address);
             }
         }
-        // What the controller writes into the status gives the same.
-        let written = cluster_ranges(&in_cluster.iter().collect()).into_iter().collect();
+        // What the controller writes into the status of each Egress gives the same.
+        let all: PrefixSet = in_cluster.iter().collect();
+        let destinations = egresses.values().map(|gateways| &gateways.destinations);
+        let destinations = destinations.chain(unusable.iter().map(|it| &it.destinations));
+        let written = destinations.flat_map(|it| cluster_ranges(&all, it)).collect();
         let again = super::routing(&pod, &egresses, &unusable, &written).unwrap();
         prop_assert_eq!((&again.ipv4.unwrap(), &again.ipv6.unwrap()), (&ipv4, &ipv6));
         for family in [&ipv4, &ipv6] {

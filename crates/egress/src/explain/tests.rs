@@ -140,7 +140,7 @@ fn each_destination_has_the_way_that_the_rules_give_it() {
         (Some("wide"), "10.1.7.7", "eth0"),
         (Some("wide"), "198.51.100.9", "eth0"),
         (Some("wide"), "203.0.113.70", "eth0"),
-        (Some("narrow"), "10.1.9.1", "refused DestinationInCluster"),
+        (Some("narrow"), "10.1.9.1", "eth0"),
         (Some("wide"), "224.0.0.1", "refused DestinationInCluster"),
         (Some("wide"), "127.0.0.1", "local"),
         (Some("wide"), "10.1.2.3", "local"),

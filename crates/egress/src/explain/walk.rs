@@ -71,7 +71,7 @@ impl Known {
             if found.is_some_and(|route| route.originating_only) {
                 steps.push(REPLIES.to_owned());
             }
-            let Some(route) = found.filter(|route| route.target != Target::Excluded) else {
+            let Some(route) = found.filter(|route| !route.target.lets_pass()) else {
                 may_be_kept |= plan.keeps_destinations;
                 continue;
             };
@@ -166,6 +166,9 @@ fn by_table(rule: &ClientRule, found: Option<&ClientRoute>) -> String {
         None => "no route has the address".to_owned(),
         Some(ClientRoute { destination, target: Target::Excluded, .. }) => {
             format!("{destination} has it, which is excluded (spec.excludedDestinations)")
+        }
+        Some(ClientRoute { destination, target: Target::InCluster, .. }) => {
+            format!("{destination} has it, a range of the cluster (status.clusterRanges)")
         }
         Some(ClientRoute { destination, .. }) => format!("{destination} has it"),
     };

@@ -10,14 +10,14 @@ use fairlead_api::resources::{DEFAULT_DRAIN_SECONDS, Egress};
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec};
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource, HTTPGetAction,
-    ObjectFieldSelector, PodSpec, PodTemplateSpec, Probe, ResourceRequirements, SecurityContext,
-    TopologySpreadConstraint, Volume, VolumeMount,
+    ObjectFieldSelector, PodSecurityContext, PodSpec, PodTemplateSpec, Probe, ResourceRequirements,
+    SeccompProfile, SecurityContext, TopologySpreadConstraint, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::{Defaults, ObjectsError, label_selector, metadata, name, pod_labels};
+use super::{Defaults, ObjectsError, SeccompDefault, label_selector, metadata, name, pod_labels};
 
 /// Seconds that a gateway has to end after its flows, unless the template says how many it has in all.
 const SECONDS_AFTER_DRAIN: u32 = 10;
@@ -59,6 +59,9 @@ fn complete_pod(spec: &mut PodSpec, egress: &Egress, defaults: &Defaults) -> Res
     let grace = i64::from(egress.spec.drain_seconds.saturating_add(SECONDS_AFTER_DRAIN));
     spec.termination_grace_period_seconds.get_or_insert(grace);
     spec.topology_spread_constraints.get_or_insert_with(|| vec![spread(egress)]);
+    if defaults.seccomp == SeccompDefault::RuntimeDefault {
+        confine(spec.security_context.get_or_insert_default());
+    }
     let volumes = spec.volumes.get_or_insert_default();
     if volumes.iter().all(|volume| volume.name != RUN_VOLUME) {
         let empty_dir = Some(EmptyDirVolumeSource::default());
@@ -73,6 +76,12 @@ fn complete_pod(spec: &mut PodSpec, egress: &Egress, defaults: &Defaults) -> Res
         Some(container) => complete_container(container, egress, defaults),
         None => Ok(()),
     }
+}
+
+/// A profile of the pod, or of one of its containers, goes before.
+fn confine(context: &mut PodSecurityContext) {
+    let profile = || SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None };
+    context.seccomp_profile.get_or_insert_with(profile);
 }
 
 /// Gateways on different nodes, where there are some.

@@ -17,7 +17,7 @@ fn egress(spec: &Value) -> Egress {
 }
 
 fn defaults() -> Defaults {
-    Defaults { image: Some("fairlead:1".to_owned()), port: 5555 }
+    Defaults { image: Some("fairlead:1".to_owned()), port: 5555, seccomp: SeccompDefault::RuntimeDefault }
 }
 
 fn made(spec: &Value) -> Objects {
@@ -174,6 +174,32 @@ fn fields_of_a_newer_kubernetes_are_applied() {
         (&json!({ "level": 2 }), &json!(true))
     );
     assert_eq!(pod["containers"][0]["command"], json!(["coil-egress"]));
+}
+
+#[test]
+fn gateways_have_the_seccomp_profile_of_the_runtime_unless_told_otherwise() {
+    assert_eq!(
+        template(&json!({}))["spec"]["securityContext"],
+        json!({ "seccompProfile": { "type": "RuntimeDefault" } })
+    );
+    let with = |context: Value| {
+        let spec = json!({ "template": { "spec": { "securityContext": context } } });
+        template(&spec)["spec"]["securityContext"].clone()
+    };
+    let other = with(json!({ "runAsUser": 0 }));
+    assert_eq!(other, json!({ "runAsUser": 0, "seccompProfile": { "type": "RuntimeDefault" } }));
+    for profile in
+        [json!({ "type": "Unconfined" }), json!({ "type": "Localhost", "localhostProfile": "a.json" })]
+    {
+        assert_eq!(with(json!({ "seccompProfile": profile })), json!({ "seccompProfile": profile }));
+    }
+    let own = json!({ "seccompProfile": { "type": "Unconfined" } });
+    let spec =
+        json!({ "template": { "spec": { "containers": [{ "name": "egress", "securityContext": own }] } } });
+    assert_eq!(gateway(&spec)["securityContext"]["seccompProfile"]["type"], "Unconfined");
+    let none = Defaults { seccomp: SeccompDefault::None, ..defaults() };
+    let objects = objects(&egress(&json!({})), &none).unwrap();
+    assert!(objects.deployment_to_apply["spec"]["template"]["spec"]["securityContext"].is_null());
 }
 
 #[test]

@@ -65,6 +65,9 @@ pub(crate) struct DiscoveryArguments {
     /// Number of affiliates of a cluster
     #[arg(long, value_name = "NUMBER", default_value = "1024")]
     pub(crate) max_affiliates: usize,
+    /// Number of affiliates of all clusters; each takes 4 KiB of memory at most
+    #[arg(long, value_name = "NUMBER", default_value = "200000")]
+    pub(crate) max_affiliates_in_all: usize,
     /// Number of affiliates that one address may create; of IPv6 the first 64 bits count
     #[arg(long, value_name = "NUMBER", default_value = "4096")]
     pub(crate) max_affiliates_per_address: usize,

@@ -3,10 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use fairlead_api::names::FOU_PORT;
 use fairlead_cli::arguments::value_parsers::{duration, listen_address};
-use fairlead_controller::egress::OwnPod;
+use fairlead_controller::egress::{OwnPod, SeccompDefault};
 use ipnet::IpNet;
 
 use crate::coil_compat::{IgnoredLoggingArguments, IgnoredWebhookArguments};
@@ -32,6 +32,15 @@ pub(crate) struct EgressControllerArguments {
     /// Image of the gateways [default: that of this pod's first container]
     #[arg(long, value_name = "IMAGE", env = "FAIRLEAD_EGRESS_IMAGE")]
     pub(crate) egress_image: Option<String>,
+    /// Seccomp profile of gateways whose Egress names none in spec.template
+    #[arg(
+        long,
+        value_name = "PROFILE",
+        env = "FAIRLEAD_EGRESS_SECCOMP_PROFILE",
+        value_enum,
+        default_value_t
+    )]
+    pub(crate) egress_seccomp_profile: SeccompProfile,
     /// Prefixes in which Egresses may have source addresses (spec.sourceAddresses) [default: none]
     #[arg(long, value_name = "CIDR", env = "FAIRLEAD_EGRESS_SOURCE_ADDRESSES", value_delimiter = ',')]
     pub(crate) egress_source_addresses: Vec<IpNet>,
@@ -48,6 +57,27 @@ pub(crate) struct EgressControllerArguments {
     pub(crate) webhook: IgnoredWebhookArguments,
     #[command(flatten)]
     pub(crate) logging: IgnoredLoggingArguments,
+}
+
+/// Values of `--egress-seccomp-profile`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SeccompProfile {
+    /// Profile of the kubelet for pods that name none: with CRI-O, whose own profile refuses bpf
+    #[value(name = "none")]
+    None,
+    /// Profile of the container runtime
+    #[default]
+    #[value(name = "RuntimeDefault")]
+    RuntimeDefault,
+}
+
+impl From<SeccompProfile> for SeccompDefault {
+    fn from(profile: SeccompProfile) -> Self {
+        match profile {
+            SeccompProfile::None => Self::None,
+            SeccompProfile::RuntimeDefault => Self::RuntimeDefault,
+        }
+    }
 }
 
 impl EgressControllerArguments {

@@ -7,11 +7,13 @@ use anyhow::{Context as _, bail};
 use fairlead_api::resources::{AddressBlock, AddressPool, KiloPeer, WireKubeMesh, WireKubePeer};
 use fairlead_cli::peer::Cluster;
 use fairlead_cluster::caches::{self, Cache, Refusal, config};
+use fairlead_cluster::lean;
 use fairlead_cluster::subsystem::Subsystem;
 use fairlead_members::configuration::Objects;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::api::DynamicObject;
-use kube::{Client, Resource, ResourceExt as _};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, Resource, ResourceExt as _};
 use serde_json::json;
 
 /// Time-out of the first lists of the API server.
@@ -33,11 +35,13 @@ impl Caches {
     /// Starts the watches. Of the Peers it is this machine's alone: the others' have preshared keys.
     pub(super) fn start(subsystem: &mut Subsystem, client: &Client, peer: &str) -> Self {
         let own = config().fields(&format!("metadata.name={peer}"));
+        let peers = watcher(Api::all(client.clone()), config()).modify(lean::any);
+        let peers = caches::start(subsystem, "WireKubePeers", caches::without_deleted(peers));
         Self {
+            peers,
             blocks: caches::watch_all(subsystem, "AddressBlocks", client, config()),
             meshes: caches::watch_all(subsystem, "WireKubeMeshes", client, config()),
             own: caches::watch_all(subsystem, "this machine's Peer", client, own),
-            peers: caches::watch_all(subsystem, "WireKubePeers", client, config()),
             pools: caches::watch_all(subsystem, "AddressPools", client, config()),
             services: caches::watch_all(subsystem, "ServiceCIDRs", client, config()),
         }

@@ -252,7 +252,10 @@ mod tests {
                     "publicKey": PublicKey([number; 32]).to_string(), "endpoint": format!("203.0.113.{number}:51820"),
                     "allowedIPs": [format!("203.0.113.{number}/32")],
                 },
-                "status": { "endpointDiscoveryMethod": "manual" },
+                "status": {
+                    "endpointDiscoveryMethod": "manual",
+                    "node": { "internalIPs": [format!("203.0.113.{number}")] },
+                },
             }))
             .unwrap()
         };

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use fairlead_address::{PrefixSet, is_host};
 use fairlead_api::names::ROUTE_PROTOCOL_CONNECT;
 use fairlead_dataplane::routes::{Difference, table_difference};
+use fairlead_dataplane::uplink::name_servers;
 use fairlead_netlink::Result;
 use fairlead_netlink::route::{IpFamily, Route, RouteSocket, TABLE_MAIN};
 use ipnet::IpNet;
@@ -44,15 +45,6 @@ impl Surroundings {
         hosts.dedup();
         Self { hosts, networks }
     }
-}
-
-/// `nameserver` of resolv.conf(5); an address with a zone is on its link.
-fn name_servers(resolv_conf: &str) -> impl Iterator<Item = IpAddr> + '_ {
-    resolv_conf.lines().filter_map(|line| {
-        let mut words = line.split_whitespace();
-        words.next().filter(|word| *word == "nameserver")?;
-        words.next()?.parse().ok()
-    })
 }
 
 /// The prefixes that are routed into the tunnel, of those that the peers have: without what is reached beside it, and of the families in

@@ -41,7 +41,7 @@ impl Members {
         subsystem: &mut Subsystem,
         peers: impl Stream<Item = watcher::Result<Event<WireKubePeer>>> + Send + 'static,
     ) -> Arc<Self> {
-        let peers = caches::start(subsystem, "WireKubePeers", peers);
+        let peers = caches::start(subsystem, "WireKubePeers", caches::without_deleted(peers));
         let members = Arc::new(Self { peers, current: Mutex::default() });
         subsystem.readiness(Arc::<Self>::clone(&members));
         members

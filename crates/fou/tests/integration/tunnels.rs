@@ -33,7 +33,7 @@ const UPLINK: &str = "FAIRLEAD_FOU_UPLINK";
 const GATEWAYS: &str = "FAIRLEAD_FOU_GATEWAYS";
 
 #[test]
-#[ignore = "runs in another process that tests start"]
+#[ignore = "runs in another process that tests start: cargo xtask test lab -- tunnels"]
 fn other_process() {
     let uplink = std::env::var(UPLINK).unwrap().parse().unwrap();
     let mut tunnels = Tunnels::open(uplink, Settings { port: 5555, drop_unknown: false, own: None }).unwrap();

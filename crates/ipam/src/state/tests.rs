@@ -47,6 +47,22 @@ fn a_refusal_reaches_the_pods_that_wait_when_the_last_request_has_ended() {
     assert_eq!(demands(&mut state).len(), 1, "the controller is asked again");
 }
 
+/// A program that starts while the API server is away goes on with the block it had, and with nothing once that is listed elsewhere.
+#[test]
+fn a_restored_block_is_used_until_the_blocks_are_listed() {
+    let (mut state, now, pods) = (NodeState::<Key>::default(), Instant::now(), [key("x"), key("y")]);
+    state.restore_block(block("old"));
+    assert!(!state.are_blocks_known());
+    assert!(matches!(state.allocate(now, "a", &pods[0], None, &pods[0]), Attempt::Allocated(_)));
+    assert_eq!(state.allocate(now, "a", &pods[1], None, &pods[1]), Attempt::ReadPool, "it is full");
+    assert_eq!(state.without_block().count(), 0);
+    state.release(&pods[0]);
+    state.sync_blocks(Vec::new());
+    assert_eq!(state.blocks(), [], "the API server does not have it");
+    state.restore_block(block("old"));
+    assert_eq!(state.blocks(), [], "what is listed counts");
+}
+
 /// A block that was granted again under the same name is neither deleted nor forgotten in place of the old one.
 #[test]
 fn only_the_block_that_was_read_is_deleted_and_forgotten() {

@@ -52,6 +52,11 @@ impl AllocationTable {
         was
     }
 
+    /// The known blocks that give addresses to new pods, by name.
+    pub fn open_blocks(&self) -> impl Iterator<Item = &Block> {
+        self.blocks.values().filter(|known| self.open(known)).map(|known| &known.block)
+    }
+
     /// Attachments whose addresses are not known.
     pub fn unclear(&self) -> impl Iterator<Item = (&Key, &Unclear)> {
         self.unclear.attachments.iter()

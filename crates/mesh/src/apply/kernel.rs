@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use fairlead_dataplane::encapsulation::{self, Encapsulation, Tunnels};
 use fairlead_dataplane::forwarding::ForwardingProblem;
-use fairlead_dataplane::mesh::{self, Applier, MeshState};
+use fairlead_dataplane::mesh::{self, Applier, ForeignRule, Guarded, MeshState};
 use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::uplink::{self, HostNetwork, SysctlError};
 use fairlead_dataplane::wireguard::{self, Settings, WireGuardDevice};
@@ -20,6 +20,12 @@ pub trait Kernel: Send + 'static {
 
     /// Problems with forwarded packets that firewalls of this host drop, as of the last [`Self::apply`].
     fn forwarding_problems(&self) -> Vec<ForwardingProblem>;
+
+    /// Packets for the mesh that were about to leave outside of it, and were dropped, as of the last [`Self::apply`].
+    fn guarded(&self) -> Guarded;
+
+    /// Rules of other programs that come before those of the mesh, as of the last [`Self::apply`].
+    fn foreign_rules(&self) -> Vec<ForeignRule>;
 
     /// Description of an object of another program that has the same numbers; `None` if they are free or ours. `interface` is the name of
     /// our device.
@@ -87,10 +93,16 @@ pub trait Kernel: Send + 'static {
 }
 
 /// The kernel this program runs on.
-#[derive(Default)]
 pub struct HostKernel {
     mesh: Applier,
     encapsulation: encapsulation::Applier,
+}
+
+impl HostKernel {
+    /// The kernel of a node that has routes to its pods in this table.
+    pub fn new(table_pods: u32) -> Self {
+        Self { mesh: Applier::beside_pods(table_pods), encapsulation: encapsulation::Applier::default() }
+    }
 }
 
 impl Kernel for HostKernel {
@@ -100,6 +112,14 @@ impl Kernel for HostKernel {
 
     fn forwarding_problems(&self) -> Vec<ForwardingProblem> {
         self.mesh.forwarding().problems.clone()
+    }
+
+    fn guarded(&self) -> Guarded {
+        self.mesh.guarded().clone()
+    }
+
+    fn foreign_rules(&self) -> Vec<ForeignRule> {
+        self.mesh.foreign_rules().to_vec()
     }
 
     fn numbers_taken(&mut self, interface: &str) -> Result<Option<String>> {

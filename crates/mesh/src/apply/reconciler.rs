@@ -17,7 +17,7 @@ use fairlead_topology::{Down, Planner};
 use tokio::sync::watch;
 
 pub use self::device::{DeviceSlot, Gateways};
-use self::listen_port::ListenPort;
+use self::listen_port::{ListenPort, WantedPort};
 use super::encapsulation::EncapsulationWatch;
 use super::gateways::{self, GatewayWatch};
 use super::kernel::Kernel;
@@ -121,7 +121,12 @@ impl<K: Kernel> Mesh<K> {
         };
         // Before the device has the port, nothing can be asked: the next reconciliation follows at once.
         let listened_on = before.listen_port;
-        host.port = self.settle_port(inputs, &mut before, now)?;
+        let wanted = WantedPort {
+            port: host.port,
+            is_of_node: inputs.own.port.is_some(),
+            of_mesh: inputs.settings.device.port,
+        };
+        host.port = self.settle_port(wanted, &mut before, now)?;
         let is_listening = listened_on == host.port;
         self.device.maintain_path_socket(self.paths.port());
         self.is_outdated |= !is_listening;
@@ -227,7 +232,10 @@ impl<K: Kernel> Mesh<K> {
         }
         let bypassed = self.down_peers.bypassed();
         let encapsulated = self.encapsulation.routes(desired);
-        let state = desired.mesh_state(&interface, bypassed, encapsulated, |key| self.paths.route_mtu(key));
+        let mut state =
+            desired.mesh_state(&interface, bypassed, encapsulated, |key| self.paths.route_mtu(key));
+        state.bypass.control_plane.down = self.control_plane_down(desired, now);
+        self.down_peers.control_plane.clone_from(&state.bypass.control_plane.down);
         self.kernel.apply(&state)?;
         Ok(())
     }
@@ -257,16 +265,16 @@ impl<K: Kernel> Mesh<K> {
         Ok(self.device.use_device(|slot| slot.open(&mut self.kernel, port, interface, mtu)?.state())?)
     }
 
-    /// See [`ListenPort::settle`].
+    /// See [`ListenPort::bring_up`].
     fn settle_port(
         &mut self,
-        inputs: &Inputs,
+        wanted: WantedPort,
         state: &mut DeviceState,
         now: Instant,
     ) -> Result<u16, MeshFailure> {
         match &self.device.device {
-            Some(open) => self.listen_port.settle(inputs, &*open.device, state, now),
-            None => Ok(inputs.listen_port()),
+            Some(open) => self.listen_port.bring_up(wanted, &*open.device, state, now),
+            None => Ok(wanted.port),
         }
     }
 
@@ -311,6 +319,9 @@ impl<K: Kernel> Mesh<K> {
 
     /// Takes from a report which nodes are down. [`Self::reconcile`] then bypasses others.
     fn watch_down_peers(&mut self, report: &Report, now: Instant) {
+        let planned = self.planning.last.as_ref();
+        let down = planned.map(|planned| self.control_plane_down(&planned.desired, now)).unwrap_or_default();
+        self.is_outdated |= down != self.down_peers.control_plane;
         if self
             .planning
             .last

@@ -151,6 +151,8 @@ pub struct Report {
     pub prepared_granularity: Option<Granularity>,
     /// Problems for status and Events.
     pub problems: Vec<MeshProblem>,
+    /// Packets for the mesh that were about to leave outside of it, and were dropped.
+    pub guarded: u64,
     /// Counters of the paths.
     pub paths: PathCounters,
     /// The relay; `None` where none is to be used.

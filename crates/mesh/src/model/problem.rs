@@ -7,8 +7,10 @@ use fairlead_address::IpFamily;
 use fairlead_api::names::ANNOTATION_KILO_FORCE_ENDPOINT;
 use fairlead_cluster::naming::some_of;
 use fairlead_dataplane::forwarding::ForwardingProblem;
+use fairlead_dataplane::mesh::{ForeignRule, GuardProblem};
 use fairlead_dataplane::uplink::SysctlError;
 use fairlead_dataplane::wireguard;
+use fairlead_port_mapping::Failure;
 use fairlead_topology::Problem;
 
 use fairlead_members::SourceProblem;
@@ -56,7 +58,7 @@ pub enum MeshProblem {
         /// The gateway.
         gateway: IpAddr,
         /// Failure or refusal of the gateway.
-        reason: String,
+        failure: Failure,
     },
     /// The relay is away.
     RelayUnavailable {
@@ -84,6 +86,8 @@ pub enum MeshProblem {
         /// Reason why there is none.
         reason: String,
     },
+    /// A rule of another program leads packets for the mesh elsewhere.
+    ForeignRule(Box<ForeignRule>),
     /// A firewall of this host drops what it forwards.
     Forwarding(ForwardingProblem),
     /// A gateway does not forward.
@@ -103,6 +107,8 @@ pub enum MeshProblem {
         /// Reason why the embedded one cannot be started; `None` where an administrator wants the kernel's.
         refusal: Option<String>,
     },
+    /// Packets for the mesh are led past it, and dropped.
+    Guarded(GuardProblem),
     /// Another program has the UDP port on which this node is to listen, or it may not be opened.
     ListenPortUnavailable {
         /// The port.
@@ -113,6 +119,11 @@ pub enum MeshProblem {
         is_of_node: bool,
         /// Reason why the port cannot be used.
         error: String,
+    },
+    /// This host has addresses of a family, and none that peers accept.
+    NoAddressInMesh {
+        /// The family.
+        family: IpFamily,
     },
     /// Packets to a peer leave in clear text, because its tunnel is down.
     PeerBypassed {
@@ -149,11 +160,14 @@ impl MeshProblem {
             Self::EncapsulationBlocked { .. } | Self::EncapsulationMissing { .. } => {
                 "EncapsulationUnavailable"
             }
+            Self::ForeignRule(problem) => problem.reason(),
             Self::Forwarding(problem) => problem.reason(),
             Self::GatewayDown { .. } => "GatewayNotForwarding",
             Self::GatewaysNeedEmbedded { .. } => "GatewaysNeedEmbedded",
             Self::GranularityPending { .. } => "GranularityPending",
+            Self::Guarded(problem) => problem.reason(),
             Self::ListenPortUnavailable { .. } => "ListenPortUnavailable",
+            Self::NoAddressInMesh { .. } => "NoAddressInMesh",
             Self::PathMtu { .. } => "PathMTU",
             Self::PeerBypassed { .. } => "PeerBypassed",
         }
@@ -169,11 +183,14 @@ impl MeshProblem {
             Self::EncapsulationBlocked { node, .. } | Self::GatewayDown { gateway: node } => vec![node],
             Self::PathMtu { peer, .. } | Self::PeerBypassed { peer } => vec![peer],
             Self::EncapsulationMissing { .. }
+            | Self::ForeignRule(_)
             | Self::Forwarding(_)
             | Self::GatewaysNeedEmbedded { .. }
             | Self::GranularityPending { .. }
+            | Self::Guarded(_)
             | Self::ListenPortUnavailable { .. }
             | Self::Nat64Refused { .. }
+            | Self::NoAddressInMesh { .. }
             | Self::NoStunAnswer { .. }
             | Self::StunServer { .. }
             | Self::PathProbesUnavailable { .. }
@@ -190,7 +207,9 @@ impl fmt::Display for MeshProblem {
         match self {
             Self::Plan(problem) => problem.fmt(f),
             Self::Source(problem) => problem.fmt(f),
+            Self::ForeignRule(problem) => problem.fmt(f),
             Self::Forwarding(problem) => problem.fmt(f),
+            Self::Guarded(problem) => problem.fmt(f),
             Self::Nat64Refused { answer, reason } => write!(
                 f,
                 "the resolver says that IPv4 is reached through the NAT64 at {answer}, which is not used ({reason}): correct the DNS64 of this network"
@@ -208,9 +227,10 @@ impl fmt::Display for MeshProblem {
                 let family = family.map(|family| format!(" over {family}")).unwrap_or_default();
                 write!(f, "no path probe can be sent from the WireGuard port{family} ({reason}): endpoints of peers are tried in turn")
             }
-            Self::PortMappingRefused { gateway, reason } => write!(
+            Self::PortMappingRefused { gateway, failure } => write!(
                 f,
-                "the gateway {gateway} maps no port to this node ({reason}): allow it on the router, or set natTraversal.portMapping to disabled"
+                "the gateway {gateway} maps no port to this node ({failure}): {}, or set natTraversal.portMapping to disabled",
+                failure.advice()
             ),
             Self::RelayUnavailable { endpoint, error } => write!(
                 f,
@@ -250,6 +270,11 @@ impl fmt::Display for MeshProblem {
                 "WireGuard cannot listen on port {port} of {} ({error}), and listens on port {kept}: stop the program that has the port, or \
                  name another one",
                 if *is_of_node { ANNOTATION_KILO_FORCE_ENDPOINT } else { "spec.listenPort of the WireKubeMesh" }
+            ),
+            Self::NoAddressInMesh { family } => write!(
+                f,
+                "this node has no {family} address that other nodes accept, so they drop what its host sends to {family} addresses in the mesh (API server, kubelet, \
+                 pods on the host's network, NodePorts): set spec.autoAllowedIPs.includeNodeInternalIP or spec.meshCIDR of the WireKubeMesh, or grant it an address in spec.grants"
             ),
             Self::PeerBypassed { peer } => write!(
                 f,
@@ -337,16 +362,19 @@ impl From<SysctlError> for MeshFailure {
 
 #[cfg(test)]
 mod tests {
+    use fairlead_port_mapping::Protocol;
+
     use super::*;
 
     #[test]
     fn a_gateway_that_refuses_is_named_with_its_reason() {
-        let (gateway, reason) = ("fe80::1".parse().unwrap(), "UPnP: it is not allowed".to_owned());
-        let problem = MeshProblem::PortMappingRefused { gateway, reason };
+        let (gateway, address) = ("192.168.1.1".parse().unwrap(), "10.9.8.7".parse().unwrap());
+        let failure = Failure::PrivateOuterAddress { protocol: Protocol::Pcp, address };
+        let problem = MeshProblem::PortMappingRefused { gateway, failure };
         assert_eq!(problem.reason(), "PortMappingRefused");
-        assert!(
-            problem.to_string().starts_with("the gateway fe80::1 maps no port to this node (UPnP: it is not")
-        );
+        assert!(problem.to_string().starts_with(
+            "the gateway 192.168.1.1 maps no port to this node (PCP: the gateway's outer address 10.9.8.7 is private: it is behind another NAT): put one"
+        ));
     }
 
     #[test]

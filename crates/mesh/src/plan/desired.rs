@@ -16,6 +16,7 @@ mod problems;
 mod published;
 mod reuse;
 mod sightings;
+mod stun;
 mod traffic;
 mod tunnels;
 
@@ -24,7 +25,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use fairlead_address::PrefixSet;
-use fairlead_dataplane::mesh::{MeshState, PlainRoute};
+use fairlead_dataplane::mesh::{MeshState, NarrowRoute, PlainRoute};
 use fairlead_keys::{PeerConfig, PublicKey};
 use fairlead_path::{NatType, OwnSide};
 use fairlead_topology::{Planner, added, united};
@@ -42,6 +43,7 @@ use self::problems::problems;
 use self::published::Harvest;
 use self::reuse::{Known, Reuse};
 use self::sightings::Sightings;
+pub use self::stun::stun_servers;
 pub use self::traffic::DesiredTraffic;
 pub use self::tunnels::DesiredTunnels;
 use super::down_peers;
@@ -83,20 +85,6 @@ pub struct Desired {
     harvest: Harvest,
 }
 
-/// The STUN servers to ask, each once; through the NAT64 those that this node has no route to.
-pub fn stun_servers(inputs: &Inputs, host: &Host) -> Vec<SocketAddr> {
-    let (nat64, _) = nat64::usable(inputs, &host.addresses, &host.ipv4_routes);
-    let mut servers = Vec::new();
-    for server in inputs.stun_servers() {
-        let translated = nat64.endpoints(server).into_iter().next();
-        let server = translated.unwrap_or(server);
-        if !servers.contains(&server) {
-            servers.push(server);
-        }
-    }
-    servers
-}
-
 impl Desired {
     /// Plans and looks for the endpoints of every peer. Takes `O(n log n)`.
     pub fn new(inputs: &Inputs, host: &Host, held: Held, own_addresses: &OwnAddresses) -> Self {
@@ -121,30 +109,34 @@ impl Desired {
         let planned = both.iter().map(|both| &both.other).chain([used]);
         let sightings = Sightings::new(&inputs.members);
         let cluster_addresses = cluster_addresses(inputs);
+        let filters = inputs.filters();
+        let mesh_addresses = inputs.mesh_addresses();
         let location = Location::new(inputs, host, &sightings, own_addresses, &cluster_addresses);
         let reuse = Reuse::new(before.map(known), inputs, &location, &cluster_addresses);
-        let peers = peers(inputs, plan, &sightings, &location, &cluster_addresses, reuse.as_ref());
+        let peers =
+            peers(inputs, plan, &sightings, &location, &cluster_addresses, &filters.tried, reuse.as_ref());
         let Location { endpoints, view, nat, refused } = location;
         let problems = problems(inputs, plan, &own_addresses.stun, &cluster_addresses);
-        let filters = inputs.filters();
+        let traffic = DesiredTraffic::new(inputs, host, plan);
+        let sources = traffic.without_source(host).map(|family| MeshProblem::NoAddressInMesh { family });
         Self {
             prepared: next_keys::prepared(plan, &peers),
             peers,
             added: added(used, plan),
-            external: external::desired(inputs, plan, &view.nat64),
+            external: external::external_peers(inputs, plan, &view.nat64),
             accepted: next_keys::accepted(plan, gateways::accepted(plan)),
             endpoints: endpoints.published(&filters.published),
             nat,
             own_prefixes: own_prefixes(inputs),
-            mesh_addresses: inputs.mesh_addresses(),
-            problems: problems.into_iter().chain(refused).collect(),
+            mesh_addresses,
+            problems: problems.into_iter().chain(refused).chain(sources).collect(),
             gateways: DesiredGateways {
-                used: gateways::desired(inputs, used),
+                used: gateways::location_gateways(inputs, used),
                 several: planned.flat_map(gateways::several).collect(),
                 is_gateway: plan.is_gateway,
             },
-            tunnels: tunnels::desired(inputs, plan),
-            traffic: DesiredTraffic::new(inputs, host, plan),
+            tunnels: tunnels::ip_tunnels(&inputs.members, plan),
+            traffic,
             own_side: OwnSide {
                 view,
                 cluster_addresses,
@@ -172,6 +164,7 @@ impl Desired {
         encapsulated: Vec<PlainRoute>,
         route_mtu: impl Fn(&PublicKey) -> Option<u32>,
     ) -> MeshState {
+        let narrow = narrow(&self.peers, self.traffic.mtu, route_mtu);
         let of_peers = self.external.values().flat_map(|peer| &peer.config.allowed_ips);
         // What takes a plain route or an IP tunnel needs no tunnel of WireGuard.
         let routes = self.traffic.plain.iter().chain(&encapsulated).map(|route| &route.destination);
@@ -184,17 +177,34 @@ impl Desired {
             targets_v4,
             targets_v6,
             bypass: self.traffic.bypass.clone(),
-            narrow: plain::narrow(&self.peers, self.traffic.mtu, route_mtu),
+            narrow,
             // What is plain comes first: of two routes to one prefix the first counts.
             plain: self.traffic.plain.iter().cloned().chain(encapsulated).collect(),
             masqueraded: self.traffic.masqueraded.clone(),
             without_default: self.traffic.without_default.clone(),
+            listen_port: self.traffic.listen_port,
+            sources: self.traffic.sources.clone(),
+            uplinks: self.traffic.uplinks.clone(),
         }
     }
 }
 
 fn known<'a>((inputs, desired): (&'a Inputs, &'a Desired)) -> Known<'a> {
     Known { inputs, peers: &desired.peers, own_side: &desired.own_side, nat: desired.nat }
+}
+
+/// Prefixes of peers to which paths pass shorter packets than the tunnel's.
+fn narrow(
+    peers: &BTreeMap<PublicKey, Arc<DesiredPeer>>,
+    tunnel: u32,
+    route_mtu: impl Fn(&PublicKey) -> Option<u32>,
+) -> Vec<NarrowRoute> {
+    let of_peer = |(key, peer): (&PublicKey, &Arc<DesiredPeer>)| {
+        let mtu = route_mtu(key).filter(|mtu| *mtu < tunnel)?;
+        let prefixes = peer.config.allowed_ips.clone();
+        Some(prefixes.into_iter().map(move |destination| NarrowRoute { destination, mtu }))
+    };
+    peers.iter().filter_map(of_peer).flatten().collect()
 }
 
 /// Addresses of pods and Services, and those of nodes on the mesh.

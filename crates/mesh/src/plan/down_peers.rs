@@ -4,6 +4,7 @@
 //! without a break, and no more only after it was up for a while, so that packets do not change between both ways all the time.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,8 @@ pub struct DownPeers {
     bypassed: BTreeSet<PublicKey>,
     /// Time since which a node has been in the state that is to change whether it is bypassed.
     since: BTreeMap<PublicKey, Instant>,
+    /// Addresses of control-plane nodes to which packets were led last as to those without a tunnel.
+    pub control_plane: Vec<IpAddr>,
 }
 
 impl DownPeers {

@@ -68,7 +68,11 @@ impl ExternalReport {
 }
 
 /// The external peers of the plan.
-pub(crate) fn desired(inputs: &Inputs, plan: &Plan, nat64: &Nat64) -> BTreeMap<PublicKey, DesiredExternal> {
+pub(crate) fn external_peers(
+    inputs: &Inputs,
+    plan: &Plan,
+    nat64: &Nat64,
+) -> BTreeMap<PublicKey, DesiredExternal> {
     let externals = inputs.members.iter().filter(|member| member.external.is_some());
     let by_name: BTreeMap<&str, &Arc<Member>> =
         externals.map(|member| (member.name.as_str(), member)).collect();
@@ -85,14 +89,14 @@ pub(crate) fn desired(inputs: &Inputs, plan: &Plan, nat64: &Nat64) -> BTreeMap<P
         let name = member.peer_name().unwrap_or_default().to_owned();
         let mut desired = DesiredExternal { name, config, addresses: Vec::new(), entry: planned.entry };
         if !desired.is_standby() {
-            desired.addresses = addresses(inputs, member, nat64);
+            desired.addresses = endpoints(inputs, member, nat64);
         }
         Some((*key, desired))
     };
     plan.peers.iter().filter_map(desired).collect()
 }
 
-fn addresses(inputs: &Inputs, member: &Member, nat64: &Nat64) -> Vec<SocketAddr> {
+fn endpoints(inputs: &Inputs, member: &Member, nat64: &Nat64) -> Vec<SocketAddr> {
     let Some(endpoint) = &member.endpoints.manual else { return Vec::new() };
     let known = inputs.resolved.get(endpoint).cloned().unwrap_or_default();
     let translated = |address| nat64.endpoints(address).into_iter().next().unwrap_or(address);

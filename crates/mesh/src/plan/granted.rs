@@ -134,7 +134,7 @@ mod tests {
         inputs.own.claims.clear();
         for own in inputs.members.iter_mut().filter(|member| member.name == "node-0001") {
             let (node, mesh) = (Some(vec![address("10.0.0.1")]), vec![address("10.99.0.1")]);
-            let addresses = MemberAddresses { mesh, node };
+            let addresses = MemberAddresses { mesh, node, ..MemberAddresses::default() };
             *own = Arc::new(Member { claims: vec![], addresses, ..Member::clone(own) });
         }
         let inputs = Arc::new(inputs);

@@ -190,7 +190,7 @@ fn schedule() -> Schedule {
 
 /// A kernel that never changes by itself.
 fn kernel_changes() -> KernelChanges {
-    KernelWatch::default().subscribe(concerns)
+    KernelWatch::default().subscribe(fairlead_dataplane::mesh::concerns)
 }
 
 fn reports() -> Arc<Reports> {
@@ -247,28 +247,6 @@ async fn an_endpoint_is_set_while_reconciliation_rests() {
     assert_eq!(schedule.next(&mut reader, &mut kernel, driver.port()).await, Wake::Paths);
     assert_eq!(driver.port().take_due(false).endpoints.len(), 1);
     assert_ne!(schedule.next(&mut reader, &mut kernel, driver.port()).await, Wake::Paths);
-}
-
-#[test]
-fn what_other_programs_take_from_the_mesh_wakes_it_and_links_of_pods_do_not() {
-    use fairlead_netlink::route::{IpFamily, Rule};
-    let rule =
-        |priority| Change::Rule { rule: Rule::lookup(IpFamily::V4, priority, TABLE_MESH, 30), gone: true };
-    assert!(concerns(&rule(RULE_PRIORITY_MESH)) && concerns(&rule(RULE_PRIORITY_MESH_LAST)));
-    assert!(!concerns(&rule(2000)));
-    let route = |table| Change::Route {
-        route: fairlead_netlink::route::Route::onto(table, 30, "0.0.0.0/0".parse().unwrap(), 7),
-        gone: true,
-    };
-    assert!(concerns(&route(TABLE_MESH)) && concerns(&route(TABLE_MAIN)) && !concerns(&route(116)));
-    let address = |text: &str| {
-        let (scope, flags) = (fairlead_netlink::route::Scope::UNIVERSE, Default::default());
-        let address =
-            fairlead_netlink::route::Address { link: 7, prefix: text.parse().unwrap(), scope, flags };
-        Change::Address { address, gone: false }
-    };
-    assert!(concerns(&address("192.0.2.1/24")) && concerns(&address("fd00::1/64")));
-    assert!(!concerns(&address("169.254.1.1/32")) && !concerns(&address("fe80::1/64")));
 }
 
 #[tokio::test]
@@ -387,7 +365,7 @@ async fn what_a_member_had_that_is_missing_after_a_restart_is_guarded_and_that_i
         cluster.members.lock().unwrap().pop();
         let inputs = Arc::new(reader.read(Instant::now()).unwrap());
         assert!(!inputs.members.iter().any(|member| member.name == "node-0003"));
-        let guarded: Vec<_> = inputs.departures.guarded(true).copied().collect();
+        let guarded: Vec<_> = inputs.departures.guarded(true, |_, _| true).copied().collect();
         assert_eq!(guarded, member(3).claims, "it is not in the list of the cluster any more");
         assert!(inputs.problems.iter().any(|problem| problem.reason() == "MemberMissing"));
         // From now on the file knows it by this alone.

@@ -19,6 +19,7 @@ use self::compatible::CompatibleMetrics;
 use crate::apply::path_port::PathCounters;
 use crate::apply::relay::RelayReport;
 use crate::apply::report::{PeerReport, Report};
+use crate::model::problem::MeshProblem;
 
 /// A label and its value.
 type Label<T = &'static str> = [(&'static str, T); 1];
@@ -34,6 +35,8 @@ const TIME_TO_DIRECT_BUCKETS: [f64; 11] = [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0,
 pub struct MeshMetrics {
     peers: PeerMetrics,
     problems: Gauge,
+    guarded: Counter,
+    foreign_rules: Gauge,
     port_access: Family<Label, Gauge>,
     netlink_changes: Counter,
     paths: PathMetrics,
@@ -220,6 +223,16 @@ impl MeshMetrics {
         Self {
             peers: PeerMetrics::register(ours),
             problems: declare(ours, "mesh_problems", "Problems that `fairlead status` explains"),
+            guarded: declare(
+                ours,
+                "mesh_guard_dropped_packets",
+                "Packets for other nodes and their pods that were about to leave outside of the tunnel, and were dropped",
+            ),
+            foreign_rules: declare(
+                ours,
+                "mesh_foreign_rules",
+                "Routing rules of other programs that lead packets for other nodes and their pods elsewhere",
+            ),
             port_access: declare(
                 ours,
                 "wireguard_port_access",
@@ -246,6 +259,9 @@ impl MeshMetrics {
     /// a hundred have, those whose tunnel does not work first.
     pub fn update(&self, node: &str, report: &Report, per_peer: bool) {
         self.problems.set(report.problems.len() as i64);
+        set(&self.guarded, report.guarded);
+        let is_foreign = |problem: &&MeshProblem| matches!(problem, MeshProblem::ForeignRule(_));
+        self.foreign_rules.set(report.problems.iter().filter(is_foreign).count() as i64);
         self.update_port_access(report.device.port_access);
         set(&self.netlink_changes, fairlead_netlink::changes_sent());
         self.update_paths(&report.paths);
@@ -354,6 +370,7 @@ impl MeshMetrics {
     pub fn clear(&self) {
         self.compatible.clear();
         self.problems.set(0);
+        self.foreign_rules.set(0);
         self.update_port_access(None);
         self.clear_peers();
     }

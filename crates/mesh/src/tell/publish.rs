@@ -13,6 +13,7 @@ use fairlead_api::resources::{
     NatType as PublishedNat, PeerCounts, PeerTransport, TransportMode, WireGuardImplementation, WireKubePeer,
     WireKubePeerSpec, WireKubePeerStatus,
 };
+use fairlead_cluster::events::truncate_note;
 use fairlead_dataplane::wireguard::Backend;
 use fairlead_keys::KEEPALIVE;
 use fairlead_keys::PublicKey;
@@ -121,7 +122,7 @@ pub fn desired(facts: &Facts<'_>) -> Desired {
             problems: problems(facts.node, report)
                 .iter()
                 .take(MAX_PROBLEMS)
-                .map(ToString::to_string)
+                .map(|problem| truncate_note(problem.to_string()))
                 .collect(),
             ..connection(facts)
         },

@@ -5,7 +5,9 @@ use std::net::IpAddr;
 use fairlead_address::IpFamily;
 
 use super::attributes::AttributeWriter;
-use super::operands::{AddressEnd, Comparison, Header, Meta, TcpOption};
+use super::operands::{
+    AddressEnd, CONNECTION_ORIGINAL, Comparison, DestinationType, Header, Meta, TcpOption,
+};
 
 /// `NFT_REG_1`: 16 bytes, enough for everything here.
 const REGISTER: u32 = 1;
@@ -28,6 +30,8 @@ const CHECKSUM_INTERNET: u32 = 1;
 const FIB_RESULT_ADDRESS_TYPE: u32 = 3;
 /// `NFTA_FIB_F_DADDR`
 const FIB_BY_DESTINATION: u32 = 2;
+/// `NFTA_FIB_F_SADDR`
+const FIB_BY_SOURCE: u32 = 1;
 /// `NFT_FIB_RESULT_OIF`
 const FIB_RESULT_INTERFACE: u32 = 1;
 /// `NFTA_FIB_F_SADDR | NFTA_FIB_F_IIF | NFTA_FIB_F_PRESENT`
@@ -38,6 +42,9 @@ const CONNECTION_STATE: u32 = 0;
 const CONNECTION_DIRECTION: u32 = 1;
 /// `NFT_CT_MARK`
 const CONNECTION_MARK: u32 = 3;
+/// `NFT_CT_DST_IP`, `NFT_CT_DST_IP6`
+const CONNECTION_DESTINATION_IPV4: u32 = 20;
+const CONNECTION_DESTINATION_IPV6: u32 = 22;
 /// `NFT_RT_TCPMSS`
 const ROUTE_TCP_MSS: u32 = 3;
 /// `NFT_BYTEORDER_HTON`
@@ -96,6 +103,9 @@ pub enum Expression {
     /// Loads the direction of the packet in its connection, one byte: [`CONNECTION_REPLY`] if it is an answer, [`CONNECTION_ORIGINAL`] if
     /// not. Ends the rule for packets that the kernel does not track.
     LoadConnectionDirection,
+    /// Loads the address to which the packet's connection was opened, before any translation, of a packet that is known to be of this family.
+    /// Ends the rule for packets that the kernel does not track, and for connections of the other family.
+    LoadConnectionDestination(IpFamily),
     /// Loads the state of the packet's connection, four bytes in host order: one of [`STATE_INVALID`], [`STATE_NEW`] and others.
     LoadConnectionState,
     /// Loads the mark of the packet's connection, four bytes in host order. Ends the rule for packets that the kernel does not track.
@@ -109,6 +119,8 @@ pub enum Expression {
     ToNetworkOrder,
     /// Loads a [`DestinationType`], four bytes in host order, by looking the packet's destination up.
     LoadDestinationType,
+    /// Loads the same of the packet's source.
+    LoadSourceType,
     /// Loads whether the packet came in by the interface that a route leads to its source (RFC 3704, section 2.2): four bytes,
     /// zero if not. Always 1 for sources of neighbour discovery that have no route.
     LoadSourceIsReachable,
@@ -168,6 +180,42 @@ impl Expression {
         Self::Bitwise { mask: (mask & !value).to_ne_bytes().to_vec(), xor: value.to_ne_bytes().to_vec() }
     }
 
+    /// Continues if the bits of the mask in the packet's mark have this value.
+    pub fn mark_is(value: u32, mask: u32) -> Vec<Self> {
+        let masked = (mask != u32::MAX).then(|| Self::replace_bits(mask, 0));
+        let is_equal = Self::Compare(Comparison::Equal, value.to_ne_bytes().to_vec());
+        [Self::LoadMeta(Meta::Mark)].into_iter().chain(masked).chain([is_equal]).collect()
+    }
+
+    /// Keeps the bits of the mask in the packet's mark and sets those of the value.
+    pub fn replace_mark(mask: u32, value: u32) -> [Self; 3] {
+        [Self::LoadMeta(Meta::Mark), Self::replace_bits(mask, value), Self::StoreMeta(Meta::Mark)]
+    }
+
+    /// Continues if the packet's source is an address of this host.
+    pub fn source_is_local() -> [Self; 2] {
+        [Self::LoadSourceType, Self::is_local_type()]
+    }
+
+    /// Continues if the packet's destination is an address of this host.
+    pub fn destination_is_local() -> [Self; 2] {
+        [Self::LoadDestinationType, Self::is_local_type()]
+    }
+
+    fn is_local_type() -> Self {
+        Self::Compare(Comparison::Equal, DestinationType::Local.number().to_ne_bytes().to_vec())
+    }
+
+    /// Continues if the state of the packet in its connection has this bit, such as [`super::STATE_INVALID`].
+    pub fn state_has(bit: u32) -> [Self; 3] {
+        let bytes = bit.to_ne_bytes().to_vec();
+        [
+            Self::LoadConnectionState,
+            Self::Bitwise { mask: bytes.clone(), xor: vec![0; bytes.len()] },
+            Self::Compare(Comparison::Equal, bytes),
+        ]
+    }
+
     /// Continues if an address of the packet is in a set of the same table; packets of the other family do not.
     pub fn address_in(family: IpFamily, end: AddressEnd, set: &str) -> Vec<Self> {
         vec![
@@ -211,9 +259,12 @@ impl Expression {
 
     /// Compares with an interface's whole name.
     pub fn is_interface(name: &str) -> Self {
-        let mut bytes: Vec<u8> = name.bytes().take(INTERFACE_NAME.saturating_sub(1)).collect();
-        bytes.resize(INTERFACE_NAME, 0);
-        Self::Compare(Comparison::Equal, bytes)
+        Self::Compare(Comparison::Equal, interface_name(name))
+    }
+
+    /// Continues if an interface's name was loaded and is another one.
+    pub fn is_other_interface(name: &str) -> Self {
+        Self::Compare(Comparison::NotEqual, interface_name(name))
     }
 
     /// Writes the list element `NFTA_LIST_ELEM` with this expression.
@@ -229,13 +280,14 @@ impl Expression {
         match self {
             Self::LoadMeta(_) | Self::StoreMeta(_) => "meta",
             Self::LoadPayload { .. } | Self::LoadPortBehind { .. } | Self::StorePayload { .. } => "payload",
-            Self::LoadConnectionDirection
+            Self::LoadConnectionDestination(_)
+            | Self::LoadConnectionDirection
             | Self::LoadConnectionMark
             | Self::LoadConnectionState
             | Self::StoreConnectionMark => "ct",
             Self::LoadRouteSegment => "rt",
             Self::ToNetworkOrder => "byteorder",
-            Self::LoadDestinationType | Self::LoadSourceIsReachable => "fib",
+            Self::LoadDestinationType | Self::LoadSourceIsReachable | Self::LoadSourceType => "fib",
             Self::LoadTcpOption(_) | Self::StoreTcpOption(_) => "exthdr",
             Self::LoadConstant(_) | Self::Accept | Self::Drop => "immediate",
             Self::ConnectionsOver { .. } => "dynset",
@@ -269,6 +321,14 @@ impl Expression {
                     data.be32(7, *checksum);
                 }
             }
+            Self::LoadConnectionDestination(family) => {
+                let key = match family {
+                    IpFamily::V4 => CONNECTION_DESTINATION_IPV4,
+                    IpFamily::V6 => CONNECTION_DESTINATION_IPV6,
+                };
+                data.be32s(&[(1, REGISTER), (2, key)]);
+                data.bytes(3, &[CONNECTION_ORIGINAL]);
+            }
             Self::LoadConnectionDirection => data.be32s(&[(1, REGISTER), (2, CONNECTION_DIRECTION)]),
             Self::LoadConnectionMark => data.be32s(&[(1, REGISTER), (2, CONNECTION_MARK)]),
             Self::LoadConnectionState => data.be32s(&[(1, REGISTER), (2, CONNECTION_STATE)]),
@@ -279,6 +339,9 @@ impl Expression {
             }
             Self::LoadDestinationType => {
                 data.be32s(&[(1, REGISTER), (2, FIB_RESULT_ADDRESS_TYPE), (3, FIB_BY_DESTINATION)])
+            }
+            Self::LoadSourceType => {
+                data.be32s(&[(1, REGISTER), (2, FIB_RESULT_ADDRESS_TYPE), (3, FIB_BY_SOURCE)])
             }
             Self::LoadSourceIsReachable => {
                 data.be32s(&[(1, REGISTER), (2, FIB_RESULT_INTERFACE), (3, FIB_SOURCE_BY_INPUT)])
@@ -344,6 +407,13 @@ impl Expression {
             ]),
         }
     }
+}
+
+/// Name as the kernel compares it, filled up with zeros.
+fn interface_name(name: &str) -> Vec<u8> {
+    let mut bytes: Vec<u8> = name.bytes().take(INTERFACE_NAME.saturating_sub(1)).collect();
+    bytes.resize(INTERFACE_NAME, 0);
+    bytes
 }
 
 /// `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`

@@ -6,6 +6,8 @@
 //! The rule has the form of iptables' own `mark` and `comment` matches (`linux/netfilter/nf_tables_compat.h`): every version of
 //! iptables-nft prints and restores it. Versions before 1.8.9 read a native comparison of the mark as a rule without a condition.
 
+mod walk;
+
 use std::fmt;
 
 use nix::libc;
@@ -14,6 +16,8 @@ use super::attributes::{AttributeWriter, Parsed, array, attributes, be32, explai
 use super::expression::Expression;
 use super::request::{body, family_header, kind};
 use super::uapi::{NF_ACCEPT, NFPROTO_INET, chain, rule, table};
+pub use walk::refuses;
+
 use crate::{Message, Reply, Result, Socket};
 
 /// `NFPROTO_IPV4`, `NFPROTO_IPV6` (`linux/netfilter.h`)
@@ -137,6 +141,8 @@ pub struct AcceptingRule {
     pub handle: u64,
     /// Text of its `comment` match; by that a program knows its own.
     pub comment: Option<String>,
+    /// Whether no other rule follows it in its chain.
+    pub is_last: bool,
 }
 
 /// The chain's rules that accept each packet with these bits of the mark, whichever program made them.
@@ -149,10 +155,16 @@ pub fn accepting(socket: &mut Socket, chain: &ForwardChain, mark: u32) -> Result
         m.text(rule::TABLE, &chain.table);
         m.text(rule::CHAIN, &chain.name);
     })?;
-    let replies = socket.dump(&request)?;
-    let rules: Parsed<Vec<_>> =
-        replies.iter().map(|reply| parse_accepting(body(reply)?, chain, mark)).collect();
-    Ok(explain(&what, rules)?.into_iter().flatten().collect())
+    let mut rules: Vec<AcceptingRule> = Vec::new();
+    for reply in &socket.dump(&request)? {
+        let parsed = body(reply).and_then(|body| parse_accepting(body, chain, mark));
+        let (is_of_chain, rule) = explain(&what, parsed)?;
+        if let Some(before) = rules.last_mut().filter(|_| is_of_chain) {
+            before.is_last = false;
+        }
+        rules.extend(rule);
+    }
+    Ok(rules)
 }
 
 /// Appends a rule that accepts each packet with these bits of the mark. Iptables prints it as
@@ -247,14 +259,16 @@ fn parse_chain(reply: &Reply) -> Parsed<Option<ForwardChain>> {
     }))
 }
 
-/// `None` if the rule is of another chain or does something else.
-fn parse_accepting(body: &[u8], of: &ForwardChain, mark: u32) -> Parsed<Option<AcceptingRule>> {
+/// Whether the rule is of the chain, and the rule unless it does something else.
+fn parse_accepting(body: &[u8], of: &ForwardChain, mark: u32) -> Parsed<(bool, Option<AcceptingRule>)> {
     let is_of_chain =
         text(require(body, rule::TABLE)?)? == of.table && text(require(body, rule::CHAIN)?)? == of.name;
     let handle = u64::from_be_bytes(array(require(body, RULE_HANDLE)?)?);
-    let Some(expressions) = find(body, rule::EXPRESSIONS)?.filter(|_| is_of_chain) else { return Ok(None) };
+    let Some(expressions) = find(body, rule::EXPRESSIONS)?.filter(|_| is_of_chain) else {
+        return Ok((is_of_chain, None));
+    };
     let comment = if accepts_mark(expressions, mark)? { Some(comment(expressions)?) } else { None };
-    Ok(comment.map(|comment| AcceptingRule { handle, comment }))
+    Ok((true, comment.map(|comment| AcceptingRule { handle, comment, is_last: true })))
 }
 
 /// Text of the first `comment` match of a rule (`struct xt_comment_info`).

@@ -51,7 +51,7 @@ impl Header {
     }
 }
 
-/// Type of the destination address for this host (`enum nft_fib_result`, `linux/rtnetlink.h`).
+/// Type of the destination address, or of the source, for this host (`enum nft_fib_result`, `linux/rtnetlink.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DestinationType {
     /// `RTN_LOCAL`: an address of this host.
@@ -59,7 +59,7 @@ pub enum DestinationType {
 }
 
 impl DestinationType {
-    /// As [`super::Expression::LoadDestinationType`] loads it.
+    /// As [`super::Expression::LoadDestinationType`] and [`super::Expression::LoadSourceType`] load it.
     pub const fn number(self) -> u32 {
         match self {
             Self::Local => 2,
@@ -87,6 +87,8 @@ pub enum Comparison {
     Equal,
     /// `NFT_CMP_GT`
     Greater,
+    /// `NFT_CMP_NEQ`
+    NotEqual,
 }
 
 impl Comparison {
@@ -96,6 +98,7 @@ impl Comparison {
             Self::AtMost => 3,
             Self::Equal => 0,
             Self::Greater => 4,
+            Self::NotEqual => 1,
         }
     }
 }

@@ -19,6 +19,7 @@ pub(super) const ELEMENT_INTERVAL_END: u32 = 1;
 pub(super) mod table {
     pub(in crate::nftables) const NAME: u16 = 1;
     pub(in crate::nftables) const FLAGS: u16 = 2;
+    pub(in crate::nftables) const HANDLE: u16 = 4;
 }
 
 /// `NFTA_CHAIN_*` and `NFTA_HOOK_*`

@@ -16,7 +16,7 @@ use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
 };
 use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteMessage, RouteMetric, RouteVia};
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage, RulePortRange};
 use nix::libc;
 
 use super::types::{Address, IpFamily, MacAddress, Route, Rule};
@@ -260,7 +260,10 @@ pub fn delete_route(it: &Route) -> Message {
 fn rule(kind: u16, flags: u16, rule: &Rule, verb: &str) -> Message {
     let mut wire = RuleMessage::default();
     wire.header.family = family(rule.family);
-    wire.header.action = RuleAction::ToTable;
+    wire.header.action = if rule.goto.is_some() { RuleAction::Goto } else { RuleAction::ToTable };
+    if rule.is_inverted {
+        wire.header.flags = RuleFlags::Invert;
+    }
     wire.header.table = u8::try_from(rule.table).unwrap_or(0);
     wire.attributes = vec![
         RuleAttribute::Priority(rule.priority),
@@ -273,7 +276,14 @@ fn rule(kind: u16, flags: u16, rule: &Rule, verb: &str) -> Message {
     wire.attributes.extend(rule.iif.clone().map(RuleAttribute::Iifname));
     wire.attributes.extend(rule.oif.clone().map(RuleAttribute::Oifname));
     wire.attributes.extend(rule.suppressed_length.map(RuleAttribute::SuppressPrefixLen));
-    wire.attributes.extend(rule.ip_protocol.map(|protocol| RuleAttribute::IpProtocol(protocol.into())));
+    wire.attributes.extend(rule.goto.map(RuleAttribute::Goto));
+    if let Some(transport) = rule.transport {
+        let range = |port| RulePortRange { start: port, end: port };
+        wire.attributes.push(RuleAttribute::IpProtocol(transport.protocol.into()));
+        wire.attributes.extend(transport.source_port.map(|port| RuleAttribute::SourcePortRange(range(port))));
+        wire.attributes
+            .extend(transport.destination_port.map(|port| RuleAttribute::DestinationPortRange(range(port))));
+    }
     if let Some(source) = rule.source {
         wire.header.src_len = source.prefix_len();
         wire.attributes.push(RuleAttribute::Source(source.network()));

@@ -14,7 +14,7 @@ use nix::libc;
 use super::changes::{KIND_IP6TNL, KIND_IPIP};
 use super::types::{
     Address, AddressFlags, IpFamily, Link, LinkLayer, MacAddress, Mark, Netconf, NextHop, Route, RouteKind,
-    Rule, Scope, TunnelEnds,
+    Rule, Scope, Transport, TunnelEnds,
 };
 
 type Decoded<T> = Result<T, DecodeError>;
@@ -56,6 +56,7 @@ mod fra {
     pub(super) const DST: u16 = 1;
     pub(super) const SRC: u16 = 2;
     pub(super) const IIFNAME: u16 = 3;
+    pub(super) const GOTO: u16 = 4;
     pub(super) const PRIORITY: u16 = 6;
     pub(super) const FWMARK: u16 = 10;
     pub(super) const SUPPRESS_IFGROUP: u16 = 13;
@@ -66,6 +67,10 @@ mod fra {
     pub(super) const PAD: u16 = 18;
     pub(super) const PROTOCOL: u16 = 21;
     pub(super) const IP_PROTO: u16 = 22;
+    pub(super) const SPORT_RANGE: u16 = 23;
+    pub(super) const DPORT_RANGE: u16 = 24;
+    pub(super) const SPORT_MASK: u16 = 28;
+    pub(super) const DPORT_MASK: u16 = 29;
 }
 
 fn after(payload: &[u8], header: usize) -> &[u8] {
@@ -271,11 +276,14 @@ pub(super) fn rule(payload: &[u8]) -> Decoded<Option<Rule>> {
     let header = RuleHeader::parse(payload)?;
     let Some(family) = family(header.family) else { return Ok(None) };
     let mut rule = Rule::lookup(family, 0, header.table.into(), 0);
-    rule.has_more = header.action != RuleAction::ToTable
+    rule.has_more = !matches!(header.action, RuleAction::ToTable | RuleAction::Goto)
         || header.tos != 0
-        || header.flags.intersects(RuleFlags::Invert | RuleFlags::Permanent);
+        || header.flags.contains(RuleFlags::Permanent);
+    rule.is_inverted = header.flags.contains(RuleFlags::Invert);
     let mut value = 0;
     let mut mask = 0;
+    let mut protocol = None;
+    let (mut source_port, mut destination_port) = (None, None);
     for attribute in NlasIterator::new(after(payload, RULE_HEADER)) {
         let attribute = attribute?;
         let bytes = attribute.value();
@@ -289,8 +297,13 @@ pub(super) fn rule(payload: &[u8]) -> Decoded<Option<Rule>> {
             fra::OIFNAME => rule.oif = Some(text(bytes)),
             fra::SRC => rule.source = Some(prefix(parse_ip(bytes)?, header.src_len)?),
             fra::DST => rule.destination = Some(prefix(parse_ip(bytes)?, header.dst_len)?),
-            fra::IP_PROTO => rule.ip_protocol = Some(parse_u8(bytes)?),
+            fra::GOTO => rule.goto = Some(parse_u32(bytes)?),
+            fra::IP_PROTO => protocol = Some(parse_u8(bytes)?),
+            fra::SPORT_RANGE => (source_port, rule.has_more) = port(bytes, rule.has_more)?,
+            fra::DPORT_RANGE => (destination_port, rule.has_more) = port(bytes, rule.has_more)?,
             fra::PAD => {}
+            // Kernels from 6.15 on send these with every port.
+            fra::SPORT_MASK | fra::DPORT_MASK => rule.has_more |= bytes != u16::MAX.to_ne_bytes(),
             // The kernel always sends these two; all ones means that nothing is suppressed.
             fra::SUPPRESS_PREFIXLEN => {
                 rule.suppressed_length = Some(parse_u32(bytes)?).filter(|length| *length != u32::MAX);
@@ -300,7 +313,19 @@ pub(super) fn rule(payload: &[u8]) -> Decoded<Option<Rule>> {
         }
     }
     rule.mark = (value | mask != 0).then_some(Mark { value, mask });
+    rule.has_more |= protocol.is_none() && (source_port.is_some() || destination_port.is_some());
+    rule.has_more |= rule.goto.is_some() != (header.action == RuleAction::Goto);
+    rule.transport = protocol.map(|protocol| Transport { protocol, source_port, destination_port });
     Ok(Some(rule))
+}
+
+/// Reads `struct fib_rule_port_range`: a single port, and whether the rule has what a [`Rule`] cannot express.
+fn port(bytes: &[u8], has_more: bool) -> Decoded<(Option<u16>, bool)> {
+    let &[a, b, c, d] = bytes else {
+        return Err(DecodeError::from("a range of ports that is not two ports"));
+    };
+    let (first, last) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
+    Ok(if first == last { (Some(first), has_more) } else { (None, true) })
 }
 
 /// Reads `RTM_NEWNETCONF`; `None` is another family.

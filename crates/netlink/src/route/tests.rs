@@ -56,8 +56,19 @@ fn rules() -> impl Strategy<Value = Rule> {
     let mark = (any::<u32>(), 1..=u32::MAX).prop_map(|(value, mask)| Mark { value, mask });
     let name = || option::of("[a-z]{1,15}");
     let limits = (any::<u8>(), any::<bool>(), option::of(0..=128u32));
-    (destination(), 1..=u32::MAX, 1..=u32::MAX, option::of(mark), name(), name(), limits).prop_map(
-        |((prefix, ..), priority, table, mark, iif, oif, (protocol, from, suppressed_length))| Rule {
+    let transport = option::of((any::<u8>(), option::of(1..=u16::MAX), option::of(1..=u16::MAX)));
+    let action = (transport, any::<bool>(), option::of(1..=u32::MAX));
+    (destination(), 1..=u32::MAX, 1..=u32::MAX, option::of(mark), name(), name(), limits, action).prop_map(
+        |(
+            (prefix, ..),
+            priority,
+            table,
+            mark,
+            iif,
+            oif,
+            (protocol, from, suppressed_length),
+            (transport, is_inverted, goto),
+        )| Rule {
             family: IpFamily::of(prefix.addr()),
             priority,
             table,
@@ -68,7 +79,13 @@ fn rules() -> impl Strategy<Value = Rule> {
             destination: (!from).then_some(prefix),
             suppressed_length,
             protocol,
-            ip_protocol: Some(1),
+            transport: transport.map(|(protocol, source_port, destination_port)| Transport {
+                protocol,
+                source_port,
+                destination_port,
+            }),
+            is_inverted,
+            goto,
             has_more: false,
         },
     )

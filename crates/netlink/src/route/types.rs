@@ -301,6 +301,24 @@ pub struct Mark {
     pub mask: u32,
 }
 
+/// Protocol and ports of packets that a rule applies to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Transport {
+    /// Protocol (`FRA_IP_PROTO`).
+    pub protocol: u8,
+    /// Source port, if it counts (`FRA_SPORT_RANGE`).
+    pub source_port: Option<u16>,
+    /// Destination port, if it counts (`FRA_DPORT_RANGE`).
+    pub destination_port: Option<u16>,
+}
+
+impl Transport {
+    /// All packets of a protocol.
+    pub const fn protocol(protocol: u8) -> Self {
+        Self { protocol, source_port: None, destination_port: None }
+    }
+}
+
 /// A routing rule (`RTM_NEWRULE`, `linux/fib_rules.h`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Rule {
@@ -322,8 +340,12 @@ pub struct Rule {
     pub destination: Option<IpNet>,
     /// Routes with prefixes of this length, in bits, or shorter do not count: the lookup goes on (`FRA_SUPPRESS_PREFIXLEN`).
     pub suppressed_length: Option<u32>,
-    /// Packets of this protocol only (`FRA_IP_PROTO`).
-    pub ip_protocol: Option<u8>,
+    /// Packets of this protocol and with these ports only.
+    pub transport: Option<Transport>,
+    /// Packets to which the conditions above do not apply, taken together, instead of those to which they do (`FIB_RULE_INVERT`).
+    pub is_inverted: bool,
+    /// Instead of a lookup: goes on at the first rule of this priority, which has to be greater (`FR_ACT_GOTO`). The table is 0 then.
+    pub goto: Option<u32>,
     /// Program that made it (`FRA_PROTOCOL`).
     pub protocol: u8,
     /// A dumped rule has conditions or an action that this type cannot express; such a rule cannot be added.
@@ -343,10 +365,17 @@ impl Rule {
             source: None,
             destination: None,
             suppressed_length: None,
-            ip_protocol: None,
+            transport: None,
+            is_inverted: false,
+            goto: None,
             protocol,
             has_more: false,
         }
+    }
+
+    /// A rule for all packets of a family that passes over the rules before another priority.
+    pub fn pass_over(family: IpFamily, priority: u32, goto: u32, protocol: u8) -> Self {
+        Self { goto: Some(goto), ..Self::lookup(family, priority, 0, protocol) }
     }
 
     /// Whether both do the same to packets, regardless of their protocol.
@@ -358,6 +387,9 @@ impl Rule {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} rule {}", self.family, self.priority)?;
+        if self.is_inverted {
+            write!(f, " for all but those")?;
+        }
         if let Some(Mark { value, mask }) = self.mark {
             write!(f, " for mark {value:#x}/{mask:#x}")?;
         }
@@ -371,8 +403,16 @@ impl fmt::Display for Rule {
                 write!(f, " {word} {prefix}")?;
             }
         }
-        if let Some(protocol) = self.ip_protocol {
+        if let Some(Transport { protocol, source_port, destination_port }) = self.transport {
             write!(f, " of protocol {protocol}")?;
+            for (word, port) in [("from", source_port), ("to", destination_port)] {
+                if let Some(port) = port {
+                    write!(f, " {word} port {port}")?;
+                }
+            }
+        }
+        if let Some(goto) = self.goto {
+            return write!(f, " to rule {goto}");
         }
         write!(f, " to table {}", self.table)?;
         self.suppressed_length.map_or(Ok(()), |length| write!(f, " for prefixes longer than {length}"))

@@ -12,6 +12,7 @@ use nix::sys::socket::{
 
 use super::decode;
 use super::types::{Address, Link, Netconf, Route, Rule};
+use crate::nftables::watch::changed_table;
 use crate::socket::take_frame;
 use crate::{Error, Result};
 
@@ -67,6 +68,8 @@ pub enum Change {
         /// Whether it was deleted.
         gone: bool,
     },
+    /// A table of nftables of family `inet` was made, changed or deleted, by name. Elements that were added to its sets do not count.
+    Table(String),
 }
 
 /// A nonblocking socket that receives notifications of changes in the network namespace of the thread that opened it. Wait until its descriptor is readable (`AsFd`), then call [`changes`](Self::changes).
@@ -82,10 +85,19 @@ impl Subscription {
     /// # Errors
     /// Descriptors ran out.
     pub fn open() -> Result<Self> {
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)
-            .map_err(|errno| Error::socket("socket", errno))?;
-        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, GROUPS)).map_err(|errno| Error::socket("bind", errno))?;
+        Self::subscribe(SockProtocol::NetlinkRoute, GROUPS)
+    }
+
+    /// Subscribes to changes of nftables alone, in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// Descriptors ran out, or the kernel has no netfilter.
+    pub fn open_nftables() -> Result<Self> {
+        Self::subscribe(SockProtocol::NetlinkNetFilter, NFTABLES)
+    }
+
+    fn subscribe(protocol: SockProtocol, groups: u32) -> Result<Self> {
+        let fd = subscribed(protocol, groups)?;
         // Without the privilege the default size stays, and `Missed` is reported earlier.
         let _ = setsockopt(&fd, sockopt::RcvBufForce, &RECEIVE_BUFFER);
         Ok(Self { fd, buffer: vec![0; DATAGRAM] })
@@ -160,11 +172,7 @@ impl ChangeSignal {
     }
 
     fn subscribe(protocol: SockProtocol, groups: u32) -> Result<Self> {
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)
-            .map_err(|errno| Error::socket("socket", errno))?;
-        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups)).map_err(|errno| Error::socket("bind", errno))?;
-        Ok(Self(fd))
+        Ok(Self(subscribed(protocol, groups)?))
     }
 
     /// Forgets what has come so far, and says whether there was anything; lost notifications count. Never blocks.
@@ -192,6 +200,15 @@ impl AsRawFd for ChangeSignal {
     }
 }
 
+/// A nonblocking socket in these groups.
+fn subscribed(protocol: SockProtocol, groups: u32) -> Result<OwnedFd> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)
+        .map_err(|errno| Error::socket("socket", errno))?;
+    bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups)).map_err(|errno| Error::socket("bind", errno))?;
+    Ok(fd)
+}
+
 /// Number of changes in a datagram.
 pub(crate) fn count_changes(datagram: &[u8]) -> Result<usize> {
     let mut changes = Vec::new();
@@ -201,11 +218,18 @@ pub(crate) fn count_changes(datagram: &[u8]) -> Result<usize> {
 
 fn read_changes(mut datagram: &[u8], changes: &mut Vec<Change>) -> Result<()> {
     while let Some(frame) = take_frame(&mut datagram) {
-        let change = read_change(frame.kind, frame.payload).map_err(|error| Error::Malformed {
-            what: "the subscription to network changes".to_owned(),
-            reason: error.to_string(),
-        })?;
-        changes.extend(change);
+        let malformed =
+            |reason| Error::Malformed { what: "the subscription to network changes".to_owned(), reason };
+        let table =
+            changed_table(frame.kind, frame.payload).map_err(|reason| malformed(reason.to_owned()))?;
+        if let Some(name) = table {
+            // A table that is deleted takes thousands of rules with it.
+            if !matches!(changes.last(), Some(Change::Table(last)) if last == name) {
+                changes.push(Change::Table(name.to_owned()));
+            }
+            continue;
+        }
+        changes.extend(read_change(frame.kind, frame.payload).map_err(|error| malformed(error.to_string()))?);
     }
     Ok(())
 }

@@ -7,8 +7,8 @@ use std::os::fd::AsFd;
 use fairlead_netlink::netns::Netns;
 use fairlead_netlink::route::{
     Address, AddressFlags, Change, IpFamily, LinkLayer, MacAddress, Mark, Netconf, Route, RouteSocket, Rule,
-    Scope, Subscription, VethEnd, add_address, add_route, add_rule, add_veth, delete_address, delete_link,
-    delete_neighbour, delete_route, delete_rule, disable_address_generation, link_exists,
+    Scope, Subscription, Transport, VethEnd, add_address, add_route, add_rule, add_veth, delete_address,
+    delete_link, delete_neighbour, delete_route, delete_rule, disable_address_generation, link_exists,
     permanent_neighbour, presumed_neighbour, replace_address, replace_route, set_alias, set_mtu, set_name,
     set_up,
 };
@@ -192,17 +192,46 @@ fn rules_are_dumped_as_they_were_added() {
         suppressed_length: Some(0),
         ..Rule::lookup(IpFamily::V6, 32800, 180, 30)
     };
-    let wanted = [mesh.clone(), Rule { family: IpFamily::V6, ..mesh.clone() }, fussy, last];
+    let forwarded =
+        Rule { iif: Some("lo".to_owned()), is_inverted: true, ..Rule::lookup(IpFamily::V4, 2002, 1181, 30) };
+    let answers = Rule {
+        source: Some(prefix("192.0.2.1/32")),
+        transport: Some(Transport { source_port: Some(6443), ..Transport::protocol(6) }),
+        ..Rule::pass_over(IpFamily::V4, 2003, 32500, 30)
+    };
+    let requests = Rule {
+        transport: Some(Transport { destination_port: Some(6443), ..Transport::protocol(6) }),
+        ..Rule::pass_over(IpFamily::V6, 2003, 32801, 30)
+    };
+    let wanted = [
+        mesh.clone(),
+        Rule { family: IpFamily::V6, ..mesh.clone() },
+        fussy,
+        last,
+        forwarded,
+        answers,
+        requests,
+    ];
     socket.apply(&wanted.iter().map(add_rule).collect::<Vec<_>>()).unwrap();
     assert!(socket.apply(&[add_rule(&mesh)]).unwrap_err().is_existing());
-    sh_in(&netns, "ip rule add pref 99 uidrange 0-5 lookup 42");
+    sh_in(
+        &netns,
+        "ip rule add pref 99 uidrange 0-5 lookup 42; ip rule add pref 98 ipproto tcp dport 1-9 lookup 42",
+    );
     let found = socket.rules().unwrap();
     assert!(wanted.iter().all(|rule| found.contains(rule)), "{found:#?}");
-    let exotic = found.iter().find(|rule| rule.priority == 99).unwrap();
-    assert!(exotic.has_more, "a condition we cannot express must show");
+    for exotic in found.iter().filter(|rule| [98, 99].contains(&rule.priority)) {
+        assert!(exotic.has_more, "a condition we cannot express must show: {exotic}");
+    }
     let shown = sh_in(&netns, "ip rule");
+    assert!(shown.contains("2002:\tnot from all iif lo lookup 1181 proto 30"), "{shown}");
+    assert!(shown.contains("2003:\tfrom 192.0.2.1 ipproto tcp sport 6443 goto 32500"), "{shown}");
     assert!(shown.contains("32500:\tfrom all fwmark 0x40/0x60 lookup 180 proto 30"), "{shown}");
     let shown = sh_in(&netns, "ip -6 rule");
+    assert!(
+        shown.contains("2003:\tfrom all ipproto tcp dport 6443 goto 32801 [unresolved]"),
+        "a rule that goes on where no rule is does nothing: {shown}"
+    );
     assert!(
         shown.contains("32800:\tfrom all fwmark 0/0x60 lookup 180 suppress_prefixlength 0 proto 30"),
         "{shown}"

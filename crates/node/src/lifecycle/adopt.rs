@@ -4,6 +4,7 @@ use std::path::Path;
 
 use fairlead_dataplane::pods::{self, PodOnNode, Unclear};
 use fairlead_dataplane::routing_ids::RoutingIds;
+use fairlead_dataplane::uplink::refuse_advertisements;
 
 use fairlead_pods::cni;
 use fairlead_pods::cni::records::Records;
@@ -30,6 +31,12 @@ pub(super) fn running_pods(records: &Records, ids: RoutingIds) -> pods::Result<A
     if moved > 0 {
         tracing::info!(routes = moved, table = ids.table_pods(), "moved routes of pods from another table");
         found = pods::list(ids)?;
+    }
+    for pod in &found {
+        // Of pods without IPv6, earlier versions left it as it was.
+        if let Err(error) = refuse_advertisements(&pod.host_name) {
+            tracing::warn!(link = pod.host_name, %error, "the host accepts router advertisements of a pod");
+        }
     }
     let complete: Vec<_> = found.iter().map(|pod| pod.addresses).collect();
     let mut unclear = pods::recover(&mut found, &NAMESPACES.map(Path::new))?;

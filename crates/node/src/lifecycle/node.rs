@@ -167,6 +167,7 @@ impl Node {
                 metrics: self.metrics.ipam.clone(),
                 block_grace: settings.block_grace,
                 positions: spool::search_positions(&settings.socket),
+                block_record: spool::block_record(&settings.socket),
             };
             ipam::start(&ipam, deps, supervisor);
             let network = PodNetwork {
@@ -207,6 +208,10 @@ impl Node {
             let regarding = node_reference(node);
             events.warn(PendingEvent { regarding, reason: "AddressUnclear", action: "AdoptPod", note });
         }
+        if self.settings.enable_ipam {
+            let restored = ipam.restore_blocks(&spool::block_record(&self.settings.socket));
+            restored.context("cannot read which blocks the kernel exports")?;
+        }
         Ok(Arc::new(ipam))
     }
 
@@ -236,6 +241,7 @@ impl Node {
                 preference: settings.wireguard.into(),
                 state_directory: settings.state_dir.clone(),
                 handover: handover::socket(&settings.state_dir),
+                table_pods: settings.numbers.table_pods(),
                 publishes: !self.is_standalone,
                 peers_file: settings.peers.clone(),
             },
@@ -269,6 +275,7 @@ impl Node {
             blocks: Arc::clone(&self.caches.blocks),
             meshes: Arc::clone(&self.caches.meshes),
             source_nodes: self.sources.nodes(),
+            kernel: self.kernel.subscribe(routes::concerns),
             metrics: self.metrics.router.clone(),
         };
         self.settings.router.then(|| routes::start(deps(), supervisor))

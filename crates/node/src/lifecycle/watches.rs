@@ -67,7 +67,7 @@ impl Caches {
         });
         let blocks = caches::parsed(blocks, move |block| CachedBlock::new(block, &own));
         let own = node.clone();
-        let peers = watcher(Api::all(client.clone()), caches::config());
+        let peers = caches::without_deleted(watcher(Api::all(client.clone()), caches::config()));
         let peers = caches::parsed(peers, move |peer| CachedPeer::new(peer, &own));
         let kilo = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<KiloPeer>(&()));
         let external = watcher(kilo, caches::config());

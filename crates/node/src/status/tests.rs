@@ -69,6 +69,7 @@ pub(crate) fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
         peers,
         external: Vec::new(),
         prepared_granularity: None,
+        guarded: 0,
         problems: Vec::new(),
         paths: PathCounters::default(),
         relay: None,

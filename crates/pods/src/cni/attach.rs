@@ -11,6 +11,7 @@
 pub(super) mod address;
 mod chained;
 pub(super) mod link;
+pub(super) mod namespace_pools;
 pub(super) mod record;
 mod result;
 
@@ -94,6 +95,13 @@ pub struct EgressRequest {
     pub selected: BTreeSet<EgressName>,
     /// The Egress of which the pod is a gateway, by its labels.
     pub gateway_of: Option<String>,
+}
+
+impl EgressRequest {
+    /// Whether the pod is to be a client or a gateway.
+    pub fn asks(&self) -> bool {
+        !self.annotations.is_empty() || !self.selected.is_empty() || self.gateway_of.is_some()
+    }
 }
 
 /// Addresses that are allocated to a pod, and their pool.

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use fairlead_api::names::{POD_GATEWAY_IPV4, POD_GATEWAY_IPV6};
 use fairlead_dataplane::pods::{End, Inspection};
 use fairlead_netlink::route::TABLE_MAIN;
 use ipnet::IpNet;
@@ -79,6 +80,17 @@ impl Previous {
         };
         let ours = self.ips.iter().filter(|ip| ip.interface.is_none_or(is_there));
         ours.map(|ip| ip.address.addr()).collect()
+    }
+
+    /// The same without the default routes of the ADD itself. [`link`] demands that there are some; a later plugin may have changed
+    /// their gateway without a word.
+    pub(super) fn without_own_default_routes(&self) -> Self {
+        let own: [IpAddr; 2] = [POD_GATEWAY_IPV4.into(), POD_GATEWAY_IPV6.into()];
+        let is_own =
+            |route: &Route| route.dst.prefix_len() == 0 && route.gw.is_some_and(|gw| own.contains(&gw));
+        let mut previous = self.clone();
+        previous.routes.retain(|route| !is_own(route));
+        previous
     }
 
     /// The routing tables inside the pod that are compared.

@@ -23,17 +23,27 @@ pub struct Record {
     pub since: Option<SystemTime>,
 }
 
-/// The two directories.
+/// Places of these files.
 #[derive(Debug, Clone)]
 pub struct Records {
     pending: PathBuf,
     networks: PathBuf,
+    namespace_pools: PathBuf,
 }
 
 impl Records {
     /// The directories that belong to a socket.
     pub fn beside(socket: &Path) -> Self {
-        Self { pending: spool::pending_deletions(socket), networks: spool::networks(socket) }
+        Self {
+            pending: spool::pending_deletions(socket),
+            networks: spool::networks(socket),
+            namespace_pools: spool::namespace_pools(socket),
+        }
+    }
+
+    /// File with the pools of namespaces.
+    pub(super) fn namespace_pools(&self) -> PathBuf {
+        self.namespace_pools.clone()
     }
 
     /// DELs that plugins left for the node program.

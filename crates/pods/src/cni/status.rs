@@ -1,7 +1,9 @@
-//! STATUS: could an ADD succeed now?
+//! STATUS: is the network of this node of any use?
 //!
-//! Runtimes report the answer as the readiness of the node, so it is an error only when no pod at all could start. A
-//! broken mesh is named only then (code 51): pods still start, and reach each other on this node.
+//! Runtimes report the answer as the readiness of the node, and a cluster evicts all pods of a node that is not ready for some
+//! minutes. So it is an error only when no pod could start and none is attached. A full pool and an API server that is away stop
+//! neither the pods that run nor the node: the condition of the pool and Events of the pods that wait say it. A broken mesh is
+//! named only with an error (code 51): pods still start, and reach each other on this node.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,19 +15,21 @@ use tokio::time::timeout;
 
 use super::failure::{Failure, Reason};
 use super::service::Service;
+use crate::ipam::Ipam;
 
 /// Longest wait for an answer of the API server.
 const API_SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Service {
-    /// Whether ADD could succeed now. Asks the API server only if no block of this node has room.
+    /// Whether ADD could succeed now, or a pod is attached. Asks the API server only if there is neither room nor a pod.
     pub(super) async fn status(&self) -> Result<(), Failure> {
         // Addresses of another plugin are that plugin's to judge.
-        if !self.deps.enable_ipam || has_room(&self.deps.ipam.usage()) {
+        if !self.deps.enable_ipam || is_of_use(&self.deps.ipam) {
             return Ok(());
         }
         let Err((reason, why)) = self.could_get_a_block().await else { return Ok(()) };
-        let message = format!("no pod can start on this node: no address block has room, and {why}");
+        let message =
+            format!("no pod runs on this node, and none can start: no address block has room, and {why}");
         Err(match self.deps.mesh.problem() {
             Some(problem) => {
                 let message = format!("{message}; running pods may not reach other nodes: {problem}");
@@ -62,6 +66,11 @@ impl Service {
     }
 }
 
+/// Whether a pod is attached, or the next one gets an address.
+fn is_of_use(ipam: &Ipam) -> bool {
+    ipam.has_attachments() || has_room(&ipam.usage())
+}
+
 fn has_room(usage: &[BlockUsage]) -> bool {
     usage.iter().any(|block| block.open && block.used < block.capacity)
 }
@@ -87,9 +96,15 @@ fn any_pool_grants(pools: &BTreeMap<String, PoolState>, blocks: &BlockIndex) -> 
 
 #[cfg(test)]
 mod tests {
-    use fairlead_ipam::{DualStackNets, ExistingBlock, Pool};
+    use fairlead_address::DualStackAddrs;
+    use fairlead_dataplane::pods::PodOnNode;
+    use fairlead_ipam::{DualStackNets, ExistingBlock, Key, Pool};
+    use futures::FutureExt;
+    use testbed_api::server::client;
+    use tokio::task::JoinSet;
 
     use super::*;
+    use crate::ipam::tests::{assume, block as address_block, node};
 
     fn pool(name: &str, subnet: &str, bits: i64, terminating: bool) -> (String, PoolState) {
         let parsed = Pool::parse(name, bits, [(Some(subnet), None)]);
@@ -107,6 +122,35 @@ mod tests {
         assert!(has_room(&[usage(2, true), usage(1, true)]));
         assert!(!has_room(&[usage(2, true), usage(0, false)]));
         assert!(!has_room(&[]));
+    }
+
+    /// The runtime would have the pods of this node evicted.
+    #[tokio::test]
+    async fn a_node_with_a_full_block_or_an_unclear_pod_is_of_use() {
+        let mut tasks = JoinSet::new();
+        let unavailable = client(|_| std::future::ready((503, String::new())).boxed());
+        let ipam = node(unavailable, &["a"], &mut tasks);
+        assert!(!is_of_use(&ipam), "neither a block nor a pod");
+        assume(&ipam, &address_block("a-0", "a", "10.0.0.0/32"));
+        assert!(is_of_use(&ipam));
+        let key = Key { container_id: "c".into(), ifname: "eth0".into() };
+        let later = tokio::time::Instant::now() + Duration::from_secs(60);
+        ipam.allocate("a", &key, later).await.unwrap();
+        assert!(!has_room(&ipam.usage()) && is_of_use(&ipam), "its block is full, and a pod runs");
+        ipam.release(&key);
+        assert!(has_room(&ipam.usage()));
+
+        let ipam = node(client(|_| std::future::ready((503, String::new())).boxed()), &["a"], &mut tasks);
+        let unclear = PodOnNode {
+            pool: "a".into(),
+            container_id: "c".into(),
+            ifname: "eth0".into(),
+            host_name: "veth1".into(),
+            host_index: 7,
+            addresses: DualStackAddrs::default(),
+        };
+        ipam.hold_back(&unclear, "its network namespace cannot be read".into());
+        assert!(is_of_use(&ipam), "a pod runs whose address is not known");
     }
 
     #[test]

@@ -221,6 +221,13 @@ impl Ipam {
         self.lock().attachments()
     }
 
+    /// Whether any attachment is there, also one whose addresses are not known.
+    pub fn has_attachments(&self) -> bool {
+        let state = self.lock();
+        let table = state.table();
+        table.allocated().next().is_some() || table.unclear().next().is_some()
+    }
+
     /// Every block with its use, for `fairlead status`.
     pub fn describe_blocks(&self) -> Vec<WireBlock> {
         let state = self.lock();

@@ -8,6 +8,7 @@ use fairlead_api::resources::AddressBlock;
 use fairlead_cluster::writes;
 use fairlead_dataplane::routes;
 use fairlead_dataplane::routing_ids::RoutingIds;
+use fairlead_ipam::Block;
 use fairlead_ipam::state::{BlockDeletion, DeletionAnswer};
 use fairlead_netlink as netlink;
 use ipnet::IpNet;
@@ -17,6 +18,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::allocator::Ipam;
+use super::block_record::BlockRecord;
 use super::metrics::IpamMetrics;
 use super::own_blocks::OwnBlocks;
 
@@ -34,6 +36,7 @@ pub(super) struct Keeper {
     pub(super) client: Client,
     pub(super) ipam: Arc<Ipam>,
     pub(super) metrics: IpamMetrics,
+    pub(super) record: BlockRecord,
     /// [`Routes::set`].
     pub(super) set_routes: fn(&Routes) -> netlink::Result<bool>,
 }
@@ -65,7 +68,7 @@ impl Routes {
 impl Keeper {
     /// Runs forever. A block is released when it has been empty for `grace`: a pod that is replaced finds it still here.
     pub(super) async fn run(
-        self,
+        mut self,
         mut blocks: OwnBlocks,
         mut interruptions: watch::Receiver<u64>,
         mut pools: watch::Receiver<u64>,
@@ -76,6 +79,8 @@ impl Keeper {
             if let Some(shown) = blocks.listed() {
                 self.ipam.sync_blocks(&shown);
                 self.ipam.sync_pools();
+                let open: Vec<Block> = self.ipam.lock().table().open_blocks().cloned().collect();
+                self.record.keep(open.iter());
                 // Pods use a granted block already, and what follows may wait for the API server.
                 self.export().await;
                 let is_gone = self.confirm_assumed().await | self.confirm(&mut unconfirmed).await;
@@ -261,7 +266,8 @@ mod tests {
 
     fn keeper(client: Client, ipam: &Arc<Ipam>) -> Keeper {
         let metrics = IpamMetrics::register(&mut Registry::default());
-        Keeper { client, ipam: Arc::clone(ipam), metrics, set_routes: |_| Ok(true) }
+        let record = BlockRecord::new(std::env::temp_dir().join("unused"));
+        Keeper { client, ipam: Arc::clone(ipam), metrics, record, set_routes: |_| Ok(true) }
     }
 
     #[tokio::test]

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::allocator::Ipam;
+use crate::small_file;
 
 /// Changes are collected this long: a restart may repeat addresses of pods that came and went within it.
 const DEBOUNCE: Duration = Duration::from_millis(200);
@@ -52,12 +53,7 @@ fn read(file: &Path) -> BTreeMap<String, u32> {
 
 fn write(file: &Path, positions: &BTreeMap<String, u32>) -> io::Result<()> {
     let text: String = positions.iter().map(|(uid, offset)| format!("{uid} {offset}\n")).collect();
-    let temporary = file.with_extension("new");
-    if let Some(directory) = file.parent() {
-        fs::create_dir_all(directory)?;
-    }
-    fs::write(&temporary, text)?;
-    fs::rename(&temporary, file)
+    small_file::replace(file, &text)
 }
 
 #[cfg(test)]

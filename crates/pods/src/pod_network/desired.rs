@@ -43,7 +43,8 @@ fn mesh_devices(mesh: &WireKubeMesh) -> Vec<String> {
     [mesh.spec.interface_name.clone()].into_iter().chain(tunnels).collect()
 }
 
-fn subnets(pool: &AddressPool) -> Vec<IpNet> {
+/// All prefixes of a pool.
+pub(super) fn subnets(pool: &AddressPool) -> Vec<IpNet> {
     // A pool with an invalid subnet has no blocks.
     let nets = pool.spec.parse_subnets().unwrap_or_default();
     nets.into_iter().flat_map(|net| net.iter().collect::<Vec<_>>()).collect()

@@ -20,8 +20,8 @@ fn node(name: &str, number: u8, claims: &[&str], addresses: Option<&[&str]>) -> 
         since: Some(Since { created: number.into(), uid: name.to_owned() }),
         claims: claims.iter().copied().map(net).collect(),
         addresses: MemberAddresses {
-            mesh: Vec::new(),
             node: addresses.map(|addresses| addresses.iter().map(address).collect()),
+            ..MemberAddresses::default()
         },
         ..Member::named(name)
     }
@@ -53,8 +53,9 @@ fn an_address_that_the_node_does_not_have_is_no_part_of_the_mesh() {
     assert_eq!(planned.targets_ipv4, ["192.0.2.2/32".parse().unwrap()], "the server is reached as before");
     assert_eq!(
         planned.problems[0].to_string(),
-        "node thief announces 203.0.113.80/32, which is left out of the mesh: its Node has no such InternalIP; if that is \
-         meant, grant it to thief in spec.grants of the WireKubeMesh"
+        "node thief announces 203.0.113.80/32, which is left out of the mesh: its Node has no such InternalIP, or none that the \
+         controller believes (condition InternalIPsBelieved of the WireKubeMesh); if that is meant, grant it to thief in spec.grants of the \
+         WireKubeMesh"
     );
     let planned = plan(&members, &granting("thief", "203.0.113.0/24"));
     assert_eq!((allowed(&planned, 2).len(), planned.problems.len()), (2, 0));
@@ -72,6 +73,7 @@ fn a_member_that_only_discovery_knows_takes_no_address_that_others_need() {
         reserved: Reserved {
             hosts: vec![net("192.168.1.1/32"), net("203.0.113.1/32")],
             services: vec![net("10.96.0.0/16")],
+            ..Reserved::default()
         },
         ..granting("told", "192.168.1.1/32")
     };
@@ -81,7 +83,7 @@ fn a_member_that_only_discovery_knows_takes_no_address_that_others_need() {
     assert_eq!(reasons(&planned), ["ClaimRefused"; 3]);
     assert_eq!(
         planned.problems[0].to_string(),
-        "node told says at discovery services that 10.96.0.10/32 is its own, which is left out of the mesh: these addresses belong to Services"
+        "node told says that 10.96.0.10/32 is its own, which is left out of the mesh: these addresses belong to Services"
     );
 }
 
@@ -91,7 +93,7 @@ fn an_address_on_the_mesh_is_that_of_the_node_which_the_controller_gave_it() {
     let address = "fd7f:175a:b97c:5602::3";
     let thief = node("thief", 2, &["fd7f:175a:b97c:5602::3/128"], Some(&[address]));
     let victim = Member {
-        addresses: MemberAddresses { mesh: vec![address.parse().unwrap()], node: None },
+        addresses: MemberAddresses { mesh: vec![address.parse().unwrap()], ..MemberAddresses::default() },
         ..node("victim", 3, &[], None)
     };
     let members = [own(), thief, victim.clone()];
@@ -127,6 +129,14 @@ fn of_two_nodes_with_one_address_the_older_has_it_unless_it_is_granted() {
     assert_eq!((allowed(&planned, 2).len(), allowed(&planned, 3).len()), (1, 0));
     let planned = plan(&members, &granting("home", "192.168.1.10/32"));
     assert_eq!((allowed(&planned, 2).len(), allowed(&planned, 3).len()), (0, 1));
+    // The controller copies the address of the first alone.
+    let members = [own(), of_two(2, "office"), node("home", 3, &["192.168.1.10/32"], Some(&[]))];
+    let planned = plan(&members, &Policy::new("a"));
+    assert_eq!((allowed(&planned, 2).len(), allowed(&planned, 3).len()), (1, 0));
+    let Problem::ClaimedTwice { nodes, owner, .. } = &planned.problems[0] else {
+        panic!("{:?}", planned.problems)
+    };
+    assert_eq!((nodes.as_slice(), owner.as_str()), (&["home".to_owned(), "office".to_owned()][..], "office"));
     // A block goes before that, too.
     let block = Member { blocks: vec![net("192.168.1.0/24")], ..node("block", 4, &[], None) };
     let planned = plan(&[members.to_vec(), vec![block]].concat(), &granting("home", "192.168.1.10/32"));
@@ -150,7 +160,7 @@ fn a_default_route_needs_a_grant_and_takes_no_address_of_a_node() {
     let members = [own(), b, exit(&["0.0.0.0/0"])];
     let planned = plan(&members, &Policy::new("a"));
     assert_eq!((allowed(&planned, 3), reasons(&planned)), (vec![], vec!["PeerPrefixRefused"]));
-    let reserved = Reserved { hosts: vec![net("203.0.113.1/32")], services: Vec::new() };
+    let reserved = Reserved { hosts: vec![net("203.0.113.1/32")], ..Reserved::default() };
     let planned = plan(&members, &Policy { reserved, ..granting("peer/exit", "0.0.0.0/0") });
     assert_eq!(allowed(&planned, 2), ["10.64.0.0/27", "192.0.2.2/32"]);
     assert_eq!(planned.problems, []);
@@ -279,4 +289,102 @@ fn a_stolen_token_takes_no_source_address_from_its_holder() {
     let mut members = claimants(&["b", "c"]);
     members.iter_mut().filter(|member| member.name == "c").for_each(|it| it.since = own().since);
     assert_eq!(has_source(&members, &with_source(Some("b"))), [2]);
+}
+
+/// A node whose Node the controller has not copied yet.
+fn unconfirmed(name: &str, number: u8, claims: &[&str]) -> Member {
+    let member = node(name, number, claims, None);
+    Member { addresses: MemberAddresses { is_unconfirmed: true, ..member.addresses }, ..member }
+}
+
+/// A stolen token publishes a new WireKubePeer, or takes part where no controller runs.
+#[test]
+fn an_announced_address_counts_once_the_controller_or_a_grant_names_its_holder() {
+    let claims = ["192.0.2.2/32", "203.0.113.80/32"];
+    let members = [own(), unconfirmed("new", 2, &claims)];
+    let planned = plan(&members, &Policy::new("a"));
+    assert_eq!((allowed(&planned, 2), planned.targets_ipv4.len()), (vec![], 0), "all is reached as before");
+    assert_eq!(reasons(&planned), ["ClaimNotYetConfirmed"; 2]);
+    assert_eq!(
+        planned.problems[0].to_string(),
+        "node new announces 192.0.2.2/32, which is left out of the mesh until the controller has copied the InternalIPs of its Node \
+         to status.node of its WireKubePeer; if this lasts, see that fairlead-controller runs and that the Node exists, or grant it \
+         to new in spec.grants of the WireKubeMesh"
+    );
+    let blocks = Member { blocks: vec![net("10.64.0.0/27")], ..unconfirmed("new", 2, &claims) };
+    assert_eq!(allowed(&plan(&[own(), blocks], &Policy::new("a")), 2), ["10.64.0.0/27"], "pods are reached");
+    assert_eq!(allowed(&plan(&members, &granting("new", "192.0.2.2/32")), 2), ["192.0.2.2/32"]);
+    let confirmed = [own(), node("new", 2, &claims, Some(&["192.0.2.2"]))];
+    let planned = plan(&confirmed, &Policy::new("a"));
+    assert_eq!(
+        (allowed(&planned, 2), reasons(&planned)),
+        (vec!["192.0.2.2/32".to_owned()], vec!["ClaimNotOfNode"])
+    );
+    let of_file = [own(), node("file", 2, &claims, None)];
+    assert_eq!(allowed(&plan(&of_file, &Policy::new("a")), 2).len(), 2, "an administrator's file says so");
+}
+
+/// The program is upgraded where no controller has ever copied anything.
+#[test]
+fn an_address_that_the_device_has_stays_with_its_key_until_the_controller_says_more() {
+    let held = BTreeMap::from([(PublicKey([2; 32]), [net("192.0.2.2/32")].into())]);
+    let policy = Policy { held, ..Policy::new("a") };
+    let before = unconfirmed("before", 2, &["192.0.2.2/32", "192.0.2.9/32"]);
+    let planned = plan(&[own(), before.clone()], &policy);
+    assert_eq!(
+        (allowed(&planned, 2), reasons(&planned)),
+        (vec!["192.0.2.2/32".to_owned()], vec!["ClaimNotYetConfirmed"])
+    );
+    let confirmed = node("other", 3, &["192.0.2.2/32"], Some(&["192.0.2.2"]));
+    let planned = plan(&[own(), before.clone(), confirmed], &policy);
+    assert_eq!((allowed(&planned, 2).len(), allowed(&planned, 3).len()), (0, 1));
+    let needed = [net("192.0.2.2/32")].to_vec();
+    for reserved in [
+        Reserved { hosts: needed.clone(), ..Reserved::default() },
+        Reserved { name_servers: needed.clone(), ..Reserved::default() },
+        Reserved { services: needed.clone(), ..Reserved::default() },
+    ] {
+        let policy = Policy { reserved, ..policy.clone() };
+        assert_eq!(allowed(&plan(&[own(), before.clone()], &policy), 2).len(), 0, "{:?}", policy.reserved);
+    }
+}
+
+/// Each of three control-plane nodes has an API server, and so an address of "the API server".
+#[test]
+fn control_plane_nodes_keep_their_addresses_and_no_other_node_takes_them() {
+    let address = |number: u8| format!("192.0.2.{number}");
+    let control_plane = |number: u8| {
+        let address = address(number);
+        node(&format!("cp-{number}"), number, &[&format!("{address}/32")], Some(&[&address]))
+    };
+    let servers = [1, 2, 3].map(address);
+    let claims = servers.each_ref().map(|address| format!("{address}/32"));
+    let claims: Vec<&str> = claims.iter().map(String::as_str).chain(["192.0.2.9/32"]).collect();
+    let reserved = Reserved {
+        hosts: servers.iter().map(|address| net(&format!("{address}/32"))).collect(),
+        services: vec![net("10.96.0.0/16")],
+        name_servers: vec![net("192.0.2.53/32")],
+    };
+    let policy = |own: &str| Policy { reserved: reserved.clone(), ..Policy::new(own) };
+    let thieves = [
+        unconfirmed("thief", 9, &claims),
+        node("thief", 9, &claims, Some(&["192.0.2.9"])),
+        Member { since: Some(Since { created: 0, uid: String::new() }), ..unconfirmed("thief", 9, &claims) },
+    ];
+    for thief in thieves {
+        let members = [control_plane(1), control_plane(2), control_plane(3), thief];
+        for own in [1u8, 2, 3] {
+            let planned = plan(&members, &policy(&format!("cp-{own}")));
+            for other in [1u8, 2, 3].into_iter().filter(|other| *other != own) {
+                assert_eq!(allowed(&planned, other), [format!("192.0.2.{other}/32")], "seen from cp-{own}");
+            }
+            assert!(allowed(&planned, 9).iter().all(|prefix| prefix == "192.0.2.9/32"));
+        }
+    }
+    // No Node is a Service, whatever its kubelet says, unless an administrator wants it.
+    let kubelet = node("kubelet", 9, &["10.96.0.10/32"], Some(&["10.96.0.10"]));
+    let planned = plan(&[control_plane(1), kubelet.clone()], &policy("cp-1"));
+    assert_eq!((allowed(&planned, 9).len(), reasons(&planned)), (0, vec!["ClaimRefused"]));
+    let granted = Policy { grants: granting("kubelet", "10.96.0.10/32").grants, ..policy("cp-1") };
+    assert_eq!(allowed(&plan(&[control_plane(1), kubelet], &granted), 9), ["10.96.0.10/32"]);
 }

@@ -89,7 +89,7 @@ fn inside_a_wide_prefix_pods_and_nodes_keep_what_is_theirs() {
         peer("site", 3, &["10.0.0.0/8"]),
     ];
     let policy = Policy {
-        reserved: Reserved { hosts: vec![net("10.1.1.1/32")], services: Vec::new() },
+        reserved: Reserved { hosts: vec![net("10.1.1.1/32")], ..Reserved::default() },
         ..Policy::new("a")
     };
     let plan = plan(&members, &policy);
@@ -114,7 +114,7 @@ fn everything_and_the_api_server_are_refused() {
     let claims = ["0.0.0.0/0", "::/0", "128.0.0.0/1", "203.0.113.9/32", "10.9.0.1/32"];
     let members = [node("a", 1, &[], &[]), peer("greedy", 3, &claims)];
     let policy = Policy {
-        reserved: Reserved { hosts: vec![net("203.0.113.9/32")], services: Vec::new() },
+        reserved: Reserved { hosts: vec![net("203.0.113.9/32")], ..Reserved::default() },
         ..Policy::new("a")
     };
     let plan = plan(&members, &policy);
@@ -128,7 +128,7 @@ fn addresses_of_services_are_cut_out_and_what_is_too_wide_is_refused_whole() {
     let claims = ["10.96.0.10/32", "10.0.0.0/8", "192.0.2.1/32", "0.0.0.0/0"];
     let members = [node("a", 1, &[], &[]), peer("laptop", 3, &claims)];
     let policy = Policy {
-        reserved: Reserved { hosts: Vec::new(), services: vec![net("10.96.0.0/12")] },
+        reserved: Reserved { services: vec![net("10.96.0.0/12")], ..Reserved::default() },
         ..Policy::new("a")
     };
     let plan = plan(&members, &policy);

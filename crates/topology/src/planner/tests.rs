@@ -80,7 +80,12 @@ prop_compose! {
             public_key: keys.0.map(key),
             next_key: keys.1.map(key),
             claims, blocks, pod_networks, site,
-            addresses: MemberAddresses { mesh: mesh_addresses, node: addresses },
+            addresses: MemberAddresses {
+                mesh: mesh_addresses,
+                is_unconfirmed: addresses.is_none(),
+                node: addresses,
+                is_control_plane: number % 3 == 0,
+            },
             keepalive: Keepalive::every(persistent_keepalive),
             since: created.map(|created| Since { created, uid: String::new() }),
             discovery: ByDiscovery { is_only_source: is_discovered && number != 0, needs_preshared_key: false },
@@ -125,7 +130,7 @@ prop_compose! {
         let completed = completed.into_iter().map(key).collect();
         Policy {
             granularity, encapsulation, includes_pod_networks, excluded, guarded, connected, completed,
-            grants: by_name, reserved: Reserved { hosts: vec![net("10.0.3.9/32")], services: vec![net("10.0.3.0/29")] },
+            grants: by_name, reserved: Reserved { hosts: vec![net("10.0.3.9/32")], services: vec![net("10.0.3.0/29")], ..Reserved::default() },
             ..Policy::new(OWN)
         }
     }

@@ -114,7 +114,11 @@ fn of_two_nodes_with_one_network_one_keeps_it() {
 #[test]
 fn what_is_reserved_or_too_wide_is_left_out() {
     let wide = Member { pod_networks: nets(&["0.0.0.0/1", "10.96.0.0/16"]), ..node(2) };
-    let reserved = Reserved { hosts: nets(&["10.244.3.7/32"]), services: nets(&["10.96.0.0/12"]) };
+    let reserved = Reserved {
+        hosts: nets(&["10.244.3.7/32"]),
+        services: nets(&["10.96.0.0/12"]),
+        ..Reserved::default()
+    };
     let planned = plan(&[node(1), wide, node(3)], &Policy { reserved, ..policy("n1") });
     assert_eq!(allowed(&planned, 2), nets(&["192.0.2.2/32"]));
     let refused =

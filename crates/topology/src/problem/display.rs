@@ -96,14 +96,22 @@ impl fmt::Display for Problem {
             ),
             Self::ClaimNotOfNode { node, prefix } => write!(
                 f,
-                "{node} announces {prefix}, which is left out of the mesh: its Node has no such InternalIP; if that is meant, grant it \
+                "{node} announces {prefix}, which is left out of the mesh: its Node has no such InternalIP, or none that the controller believes \
+                 (condition InternalIPsBelieved of the WireKubeMesh); if that is meant, grant it to {} in spec.grants of the WireKubeMesh",
+                Name(node).bare(),
+                node = Name(node)
+            ),
+            Self::ClaimNotYetConfirmed { node, prefix } => write!(
+                f,
+                "{node} announces {prefix}, which is left out of the mesh until the controller has copied the InternalIPs of its Node to \
+                 status.node of its WireKubePeer; if this lasts, see that fairlead-controller runs and that the Node exists, or grant it \
                  to {} in spec.grants of the WireKubeMesh",
                 Name(node).bare(),
                 node = Name(node)
             ),
             Self::ClaimRefused { node, prefix, why } => write!(
                 f,
-                "{} says at discovery services that {prefix} is its own, which is left out of the mesh: {why}",
+                "{} says that {prefix} is its own, which is left out of the mesh: {why}",
                 Name(node)
             ),
             Self::ClaimTooWide { node, prefix } => write!(

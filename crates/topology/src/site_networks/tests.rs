@@ -93,7 +93,7 @@ fn a_node_reaches_the_networks_it_is_connected_to_by_itself() {
 #[test]
 fn pods_nodes_and_services_keep_their_addresses() {
     let members = members(&["10.0.0.0/8", "192.168.1.5/32", "10.96.0.0/16"]);
-    let reserved = Reserved { hosts: Vec::new(), services: vec![net("10.96.0.0/12")] };
+    let reserved = Reserved { services: vec![net("10.96.0.0/12")], ..Reserved::default() };
     let planned = plan(&members, &Policy { reserved, ..Policy::new("n1") });
     assert_eq!(next(&planned, "10.64.5.0/24").as_deref(), Some("n5"));
     assert_eq!(next(&planned, "192.168.1.5/32").as_deref(), Some("n5"));

@@ -54,7 +54,7 @@ fn exchange(node: &Node, kernel: &Kernel) {
 }
 
 #[test]
-#[ignore = "needs WireGuard in the kernel: the VM ring runs it"]
+#[ignore = "needs WireGuard in the kernel: cargo xtask test vm -- understand_each_other"]
 fn the_kernel_answers() {
     for endpoint in ["192.0.2.2:51820", "[2001:db8::2]:51820"] {
         let (a, b) = cable_with_tun();
@@ -66,7 +66,7 @@ fn the_kernel_answers() {
 }
 
 #[test]
-#[ignore = "needs WireGuard in the kernel: the VM ring runs it"]
+#[ignore = "needs WireGuard in the kernel: cargo xtask test vm -- understand_each_other"]
 fn the_kernel_initiates_with_a_preshared_key() {
     let (a, b) = cable_with_tun();
     let node = Node::start(a, 1);
@@ -85,7 +85,7 @@ fn the_kernel_initiates_with_a_preshared_key() {
 
 /// New sessions beside the one that carries a transfer.
 #[test]
-#[ignore = "needs WireGuard in the kernel: the VM ring runs it"]
+#[ignore = "needs WireGuard in the kernel: cargo xtask test vm -- understand_each_other"]
 fn sessions_are_renewed_under_load() {
     let (a, b) = cable_with_tun();
     let node = Node::start(a, 1);

@@ -230,6 +230,9 @@ fn state(planned: &Plan) -> MeshState {
         narrow: Vec::new(),
         masqueraded: planned.masqueraded.clone(),
         without_default: Vec::new(),
+        listen_port: 51820,
+        sources: Vec::new(),
+        uplinks: Vec::new(),
     }
 }
 

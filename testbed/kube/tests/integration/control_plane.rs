@@ -91,7 +91,7 @@ const OWNER: &str = "control_plane::hold_one_until_killed";
 
 /// Not a test: the process that the next test kills.
 #[test]
-#[ignore = "started by nothing_stays_behind_when_its_owner_is_killed"]
+#[ignore = "started by nothing_stays_behind_when_its_owner_is_killed: cargo xtask test kube -- nothing_stays_behind"]
 fn hold_one_until_killed() {
     let plane = start();
     println!("directory: {}", plane.directory().display());

@@ -8,6 +8,7 @@ mod command_line;
 mod costs;
 mod source_addresses;
 mod status;
+mod writes;
 
 use anyhow::ensure;
 use serde_json::{Value, json};
@@ -48,6 +49,7 @@ fn the_egresses_of_coils_article_have_gateways() {
         assert_eq!((&spec["replicas"], &spec["selector"]["matchLabels"]), (&json!(2), &labels));
         let pod = &spec["template"]["spec"];
         assert_eq!((&pod["serviceAccountName"], pod["hostNetwork"].as_bool()), (&json!("coil-egress"), None));
+        assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
         let [gateway] = &pod["containers"].as_array().unwrap()[..] else { panic!("{pod}") };
         assert_eq!((&gateway["image"], &gateway["command"]), (&json!(IMAGE), &json!(["coil-egress"])));
         assert_eq!(gateway["securityContext"]["privileged"], false);

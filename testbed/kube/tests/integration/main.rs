@@ -2,5 +2,8 @@
 #![cfg(test)]
 
 mod control_plane;
+mod controller;
+mod controller_bed;
 mod crds;
 mod egress;
+mod peer_facts;

@@ -95,7 +95,7 @@ fn a_panic_takes_everything_along() {
 
 /// Not a test by itself: the owner that the next test kills.
 #[test]
-#[ignore = "started by killing_the_owner_takes_everything_along"]
+#[ignore = "started by killing_the_owner_takes_everything_along: cargo xtask test lab -- killing_the_owner"]
 fn owner_to_be_killed() {
     let lab = Lab::new().unwrap();
     let host = lab.nat_site("site", Nat::FullCone, lan("10.0.0.0/24")).unwrap().host("one").unwrap();

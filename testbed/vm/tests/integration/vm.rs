@@ -128,7 +128,7 @@ const OWNER: &str = "vm::hold_one_until_killed";
 
 /// Not a test: the process that the next test kills.
 #[test]
-#[ignore = "started by nothing_stays_behind_when_its_owner_is_killed"]
+#[ignore = "started by nothing_stays_behind_when_its_owner_is_killed: cargo xtask test vm -- nothing_stays_behind"]
 fn hold_one_until_killed() {
     let mut vm = Vm::start(&Options::default()).unwrap();
     println!("it runs: {}", vm.shell("uname").unwrap());

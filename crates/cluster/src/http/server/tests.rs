@@ -88,6 +88,36 @@ async fn clients_that_never_finish_a_request_do_not_block_others_and_descriptors
     assert!(server.ask(10, HEALTH).await.starts_with("HTTP/1.1 200 OK\r\n"), "also for one of them");
 }
 
+#[tokio::test]
+async fn a_restricted_route_answers_this_host_and_those_who_may_read_it() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    // On the loopback interface every client is on this host, so the check is asked without the server.
+    let secret = super::super::restrict(
+        Router::new().route("/clients", get(|| async { "names" })),
+        "pods may not read this",
+        |source| source == IpAddr::from([192, 0, 2, 1]),
+    );
+    let ask = |source: Option<&str>| {
+        let routes = secret.clone();
+        let mut request = Request::get("/clients").body(axum::body::Body::empty()).unwrap();
+        if let Some(source) = source {
+            request.extensions_mut().insert(Source(source.parse().unwrap()));
+        }
+        async move { routes.oneshot(request).await.unwrap().status() }
+    };
+    assert_eq!(ask(Some("192.0.2.1")).await, StatusCode::OK);
+    assert_eq!(ask(Some("127.0.0.1")).await, StatusCode::OK);
+    assert_eq!(ask(Some("10.1.0.5")).await, StatusCode::FORBIDDEN);
+    assert_eq!(ask(None).await, StatusCode::FORBIDDEN);
+    let routes = secret.clone();
+    let mut task = JoinSet::new();
+    task.spawn(async move { accept_all("test", &listener, LIMITS, Plain, routes).await });
+    let server = Server { address, _task: task };
+    let request = "GET /clients HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    assert!(server.ask(2, request).await.ends_with("names"), "the server says whose connection it is");
+}
+
 #[test]
 fn clients_of_one_network_of_ipv6_displace_only_each_other() {
     let connections = Connections::new(Limits::PROBES.connections, Limits::PROBES.per_source);

@@ -7,9 +7,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Way of a packet.
+/// Route of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum PacketRoute {
     Eth0,
     Link(u32),
     Refused,
@@ -50,11 +50,11 @@ impl Kernel {
         }
     }
 
-    fn way(&self, address: IpAddr) -> Way {
+    fn way(&self, address: IpAddr) -> PacketRoute {
         let matching = |rule: &&Rule| rule.destination.is_none_or(|prefix| prefix.contains(&address));
         for rule in self.0.rules.iter().filter(matching) {
             if rule.table == TABLE_MAIN {
-                return Way::Eth0;
+                return PacketRoute::Eth0;
             }
             let routes = self.0.routes.iter().filter(|route| route.table == rule.table);
             let routes = routes.filter(|route| route.destination.contains(&address));
@@ -62,12 +62,12 @@ impl Kernel {
                 routes.max_by_key(|route| (route.destination.prefix_len(), std::cmp::Reverse(route.metric)));
             match best {
                 Some(route) if route.kind == RouteKind::THROW => {}
-                Some(route) if route.kind == RouteKind::UNREACHABLE => return Way::Refused,
-                Some(route) => return Way::Link(route.link.unwrap()),
+                Some(route) if route.kind == RouteKind::UNREACHABLE => return PacketRoute::Refused,
+                Some(route) => return PacketRoute::Link(route.link.unwrap()),
                 None => {}
             }
         }
-        Way::Eth0
+        PacketRoute::Eth0
     }
 
     /// Brings it to a state and calls `check` before the first step and after each.
@@ -117,6 +117,7 @@ fn routing(destinations: &[(&str, &str)], in_cluster: &[&str]) -> ClientRouting 
             target: match *link {
                 "refused" => Target::Refused,
                 "excluded" => Target::Excluded,
+                "in cluster" => Target::InCluster,
                 link => Target::Link(link.to_owned()),
             },
             originating_only: false,
@@ -172,13 +173,13 @@ fn a_prefix_inside_of_a_destination_is_excluded_and_becomes_one_again() {
         "add route 9.9.0.0/16 in table 118",
     ];
     assert_eq!((shown(&done.set), done.delete), (set.map(str::to_owned).to_vec(), vec![]));
-    assert_eq!(kernel.way("9.9.1.1".parse().unwrap()), Way::Eth0);
+    assert_eq!(kernel.way("9.9.1.1".parse().unwrap()), PacketRoute::Eth0);
     // The same place in the kernel, as a destination again.
     let wanted = routing(&[("9.0.0.0/8", "a"), ("9.9.0.0/16", "b")], &[]);
     let done = kernel.bring_to(Some(&wanted), &links(&["a", "b"]), |_| {});
     let set = ["set route 9.9.0.0/16 in table 118", "add route 9.9.0.0/16 on link 12 in table 118"];
     assert_eq!(shown(&done.set), set);
-    assert_eq!(kernel.way("9.9.1.1".parse().unwrap()), Way::Link(12));
+    assert_eq!(kernel.way("9.9.1.1".parse().unwrap()), PacketRoute::Link(12));
 }
 
 #[test]
@@ -187,7 +188,7 @@ fn a_link_that_is_gone_or_another_touches_one_route() {
     kernel.bring_to(Some(&article()), &links(&["a", "b"]), |_| {});
     let done = kernel.bring_to(Some(&article()), &links(&["a"]), |_| {});
     assert_eq!(shown(&done.delete), ["delete route 192.168.10.0/24 on link 12 in table 117"]);
-    assert_eq!((done.set, kernel.way("192.168.10.1".parse().unwrap())), (vec![], Way::Refused));
+    assert_eq!((done.set, kernel.way("192.168.10.1".parse().unwrap())), (vec![], PacketRoute::Refused));
     let done = kernel.bring_to(
         Some(&routing(&[("0.0.0.0/0", "c"), ("192.168.10.0/24", "b")], &[])),
         &links(&["c"]),
@@ -352,15 +353,15 @@ proptest! {
         let mut states = Vec::new();
         kernel.bring_to(after.as_ref(), &links, |kernel| states.push(kernel.clone()));
         for address in addresses() {
-            let ways: Vec<Way> = states.iter().map(|kernel| kernel.way(address)).collect();
-            let by_eth0: Vec<bool> = ways.iter().map(|way| *way == Way::Eth0).collect();
+            let ways: Vec<PacketRoute> = states.iter().map(|kernel| kernel.way(address)).collect();
+            let by_eth0: Vec<bool> = ways.iter().map(|way| *way == PacketRoute::Eth0).collect();
             prop_assert_eq!(*ways.last().unwrap(), wanted.way(address), "{}", address);
-            if wanted.way(address) == Way::Eth0 {
+            if wanted.way(address) == PacketRoute::Eth0 {
                 // Neither does a packet of the cluster, or of a tunnel, enter a tunnel on the way.
                 prop_assert!(is_damaged || by_eth0.is_sorted(), "{} {:?}", address, ways);
             } else {
                 // Only the damage may have kept a packet that was excluded.
-                let was_excluded = is_damaged && whole.way(address) == Way::Eth0;
+                let was_excluded = is_damaged && whole.way(address) == PacketRoute::Eth0;
                 prop_assert!(was_excluded || by_eth0.iter().rev().is_sorted(), "{} {:?}", address, ways);
             }
         }

@@ -29,7 +29,7 @@ use super::super::{
 };
 use super::path_table::{Joined, Ports, path_socket_port, table};
 use super::retests::{self, Retests};
-use super::self_test::{Outcome, Way, test, works};
+use super::self_test::{Outcome, Sender, test, works};
 use crate::nft_table::{self, Applied};
 
 mod backlog;
@@ -186,7 +186,7 @@ impl PathPort {
         let is_due = state.is_test_due() || state.retests.is_due(Instant::now(), generation);
         if applied == Applied::Rebuilt || is_due {
             let mut others = Vec::new();
-            let outcomes = test(Way::Table(&self.socket), ports.wireguard, &mut others);
+            let outcomes = test(Sender::Table(&self.socket), ports.wireguard, &mut others);
             state.conclude_test(outcomes, generation, others);
         }
     }
@@ -208,7 +208,7 @@ impl State {
     fn test_raw(&mut self, ports: Ports) -> bool {
         let Some(raw) = &self.raw else { return false };
         let mut others = Vec::new();
-        let outcomes = test(Way::Raw(raw), ports.wireguard, &mut others);
+        let outcomes = test(Sender::Raw(raw), ports.wireguard, &mut others);
         let has_failed = outcomes.iter().any(Outcome::is_failure);
         self.backlog.extend(others);
         if !has_failed {

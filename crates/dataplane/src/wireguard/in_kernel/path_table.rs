@@ -195,11 +195,7 @@ fn port_by(end: AddressEnd, map: &str) -> [Expression; 5] {
 
 /// Another program may get a port while this one does not run. Its datagrams have no such mark.
 fn is_marked() -> Vec<Expression> {
-    vec![
-        Expression::LoadMeta(Meta::Mark),
-        Expression::replace_bits(MARK_MASK, 0),
-        Expression::Compare(Comparison::Equal, MARK_FROM_WIREGUARD.to_ne_bytes().to_vec()),
-    ]
+    Expression::mark_is(MARK_FROM_WIREGUARD, MARK_MASK)
 }
 
 /// The ports that are pinned in a table that an earlier process made, by endpoint.

@@ -35,12 +35,12 @@ impl Outcome {
 
 /// One of both ways past WireGuard.
 #[derive(Clone, Copy)]
-pub(super) enum Way<'a> {
+pub(super) enum Sender<'a> {
     Raw(&'a RawPort),
     Table(&'a UdpPort),
 }
 
-impl Way<'_> {
+impl Sender<'_> {
     fn send(self, remote: SocketAddr, payload: &[u8]) -> io::Result<()> {
         match self {
             Self::Raw(raw) => raw.send(None, remote, payload),
@@ -64,8 +64,8 @@ impl Way<'_> {
 }
 
 /// Whether each family works. What else arrives meanwhile is added to `others`.
-pub(super) fn test(way: Way<'_>, wireguard: u16, others: &mut Vec<PathDatagram>) -> [Outcome; 2] {
-    IpFamily::BOTH.map(|family| test_family(way, family, wireguard, others))
+pub(super) fn test(sender: Sender<'_>, wireguard: u16, others: &mut Vec<PathDatagram>) -> [Outcome; 2] {
+    IpFamily::BOTH.map(|family| test_family(sender, family, wireguard, others))
 }
 
 /// Number of families that work.
@@ -74,7 +74,12 @@ pub(super) fn works(outcomes: &[Outcome; 2]) -> usize {
 }
 
 /// Sends a probe and a STUN response to this host's own WireGuard port. Both must come back here, from that port.
-fn test_family(way: Way<'_>, family: IpFamily, wireguard: u16, others: &mut Vec<PathDatagram>) -> Outcome {
+fn test_family(
+    sender: Sender<'_>,
+    family: IpFamily,
+    wireguard: u16,
+    others: &mut Vec<PathDatagram>,
+) -> Outcome {
     let loopback: IpAddr = match family {
         IpFamily::V4 => Ipv4Addr::LOCALHOST.into(),
         IpFamily::V6 => Ipv6Addr::LOCALHOST.into(),
@@ -84,9 +89,9 @@ fn test_family(way: Way<'_>, family: IpFamily, wireguard: u16, others: &mut Vec<
     for _ in 0..ATTEMPTS {
         let missing =
             ["a probe", "a STUN response"].into_iter().zip(test_datagrams()).find_map(|(what, datagram)| {
-                match way.send(wireguard, &datagram) {
+                match sender.send(wireguard, &datagram) {
                     Err(error) => Some(Err(error)),
-                    Ok(()) if returns(way, wireguard, &datagram, others) => None,
+                    Ok(()) if returns(sender, wireguard, &datagram, others) => None,
                     Ok(()) => Some(Ok(what)),
                 }
             });
@@ -102,10 +107,15 @@ fn test_family(way: Way<'_>, family: IpFamily, wireguard: u16, others: &mut Vec<
     Outcome::Failed(failure)
 }
 
-fn returns(way: Way<'_>, wireguard: SocketAddr, datagram: &[u8], others: &mut Vec<PathDatagram>) -> bool {
+fn returns(
+    sender: Sender<'_>,
+    wireguard: SocketAddr,
+    datagram: &[u8],
+    others: &mut Vec<PathDatagram>,
+) -> bool {
     let deadline = Instant::now().checked_add(TEST_TIMEOUT);
     loop {
-        while let Some(received) = way.try_receive() {
+        while let Some(received) = sender.try_receive() {
             if received.remote == wireguard && received.payload == datagram {
                 return true;
             }
@@ -116,7 +126,7 @@ fn returns(way: Way<'_>, wireguard: SocketAddr, datagram: &[u8], others: &mut Ve
         }
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now())).unwrap_or_default();
         let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
-        let mut descriptors = [PollFd::new(way.descriptor(), PollFlags::POLLIN)];
+        let mut descriptors = [PollFd::new(sender.descriptor(), PollFlags::POLLIN)];
         if left.is_zero() || poll(&mut descriptors, timeout).is_err() {
             return false;
         }

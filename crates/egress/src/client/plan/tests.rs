@@ -18,6 +18,7 @@ fn known(cluster_ips: &[&str], destinations: &[&str]) -> KnownEgress {
         source_port: SourcePort::Fixed,
         originating_only: None,
         cluster_ranges: Some(Vec::new()),
+        ranges_are_stale: false,
         allowed_namespaces: None,
         service: Some(KnownService {
             cluster_ips: cluster_ips.iter().map(|text| text.parse::<IpAddr>().unwrap()).collect(),
@@ -55,6 +56,7 @@ fn links(routing: &DualStack<ClientRouting, ClientRouting>) -> Vec<(String, Stri
         Target::Link(name) => name.clone(),
         Target::Refused => "refused".to_owned(),
         Target::Excluded => "excluded".to_owned(),
+        Target::InCluster => "in cluster".to_owned(),
     };
     families.flat_map(|it| &it.routes).map(|it| (it.destination.to_string(), shown(&it.target))).collect()
 }
@@ -128,7 +130,8 @@ fn what_cannot_be_used_is_refused_and_the_rest_works() {
     expected.sort();
     assert_eq!(found, expected);
     // What the kernel still has of the one that is gone.
-    let kernel = ["7.7.7.0/24", "9.9.9.0/24"].map(|prefix| ((118, prefix.parse().unwrap()), false));
+    let kernel =
+        ["7.7.7.0/24", "9.9.9.0/24"].map(|prefix| ((118, prefix.parse().unwrap()), Held::Destination));
     let kept = desired.refusing(&kernel.into());
     assert_eq!(links(&kept.routing).len(), 6);
 }
@@ -154,8 +157,9 @@ fn what_is_excluded_leaves_by_eth0_unless_an_egress_that_is_gone_may_have_it() {
         [&rest[..], &["8.8.8.0/24 excluded", "9.9.9.0/24 excluded", "10.2.0.0/16 fou4_0a440001"]].concat();
     assert_eq!(shown(&of(&["ok", "down"])), expected);
     // The kernel has what was excluded for both, or what may have been a destination of the one that is gone.
-    let kernel = [("8.8.8.0/24", true), ("9.9.9.0/24", false), ("7.7.7.0/24", true)]
-        .map(|(prefix, excluded)| ((118, prefix.parse().unwrap()), excluded));
+    let (excluded, destination) = (Held::Excluded, Held::Destination);
+    let kernel = [("8.8.8.0/24", excluded), ("9.9.9.0/24", destination), ("7.7.7.0/24", excluded)]
+        .map(|(prefix, held)| ((118, prefix.parse().unwrap()), held));
     let kept = of(&["ok", "gone"]).refusing(&kernel.into());
     let expected =
         ["0.0.0.0/0 fou4_0a440001", "8.8.8.0/24 excluded", "9.9.9.0/24 refused", "7.7.7.0/24 refused"];
@@ -190,6 +194,44 @@ fn the_ranges_of_the_cluster_have_rules() {
         rules.iter().filter(|rule| rule.priority >= 2003 && rule.table == 254).collect();
     assert_eq!(own.len(), 1);
     assert_eq!(own[0].destination.to_string(), "100.64.0.0/16");
+}
+
+#[test]
+fn a_pod_keeps_what_it_has_until_ranges_inside_of_private_destinations_are_known() {
+    let stale = KnownEgress { ranges_are_stale: true, ..known(&["10.68.0.1"], &["192.168.0.0/16"]) };
+    let unknown = KnownEgress { cluster_ranges: None, ..known(&["10.68.0.2"], &["172.16.0.0/12"]) };
+    let wide = KnownEgress { ranges_are_stale: true, ..known(&["10.68.0.3"], &["0.0.0.0/0"]) };
+    let cluster = cluster([("stale", stale), ("unknown", unknown), ("wide", wide)]);
+    for waits in ["stale", "unknown"] {
+        let problem = plan(&cluster, &asking(&[waits, "wide"])).unwrap_err();
+        assert_eq!(problem.reason, EgressReason::RangesUnknown);
+    }
+    assert!(plan(&cluster, &asking(&["wide"])).is_ok());
+}
+
+#[test]
+fn ranges_of_the_cluster_stay_reachable_when_their_egress_is_gone() {
+    let wide = cluster([("a", known(&["10.68.0.1"], &["0.0.0.0/0"]))]);
+    let plan = plan(&wide, &asking(&["a", "gone"])).unwrap();
+    let desired = desired(&plan, |_| NextHop::Gateways(Vec::new())).unwrap();
+    let held = [
+        ("10.0.0.0/8", Held::Destination),
+        ("10.64.0.0/16", Held::InCluster),
+        ("10.9.0.0/16", Held::Excluded),
+    ];
+    let mut held: BTreeMap<(u32, IpNet), Held> =
+        held.map(|(prefix, held)| ((117, prefix.parse().unwrap()), held)).into();
+    held.insert((254, "198.51.100.7/32".parse().unwrap()), Held::InCluster);
+    let kept = desired.refusing(&held).routing;
+    let rules = &kept.ipv4.as_ref().unwrap().rules;
+    let own: Vec<String> =
+        rules.iter().filter(|it| is_of_cluster(it)).map(|it| it.destination.to_string()).collect();
+    assert_eq!((own, rules.len()), (vec!["198.51.100.7/32".to_owned()], 7));
+    let shown: Vec<String> =
+        links(&kept).iter().map(|(prefix, target)| format!("{prefix} {target}")).collect();
+    let expected =
+        ["0.0.0.0/0 fou4_0a440001", "10.0.0.0/8 refused", "10.9.0.0/16 refused", "10.64.0.0/16 in cluster"];
+    assert_eq!(shown, expected);
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! A node: its kernel, and a node program around [`NodeState`]. Everything here is I/O; the state decides.
 
+mod boot;
+mod link;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use fairlead_ipam::state::{
@@ -10,6 +12,7 @@ use fairlead_ipam::state::{
 };
 use fairlead_ipam::{Allocation, Block as Own, Key, PoolState, RefusalReason};
 
+pub(crate) use self::link::Link;
 use crate::model::api::{Api, Block, Failed, Outcome, Wire, Write};
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -18,20 +21,6 @@ const RELEASE_GRACE: Duration = Duration::from_secs(60);
 const LEAK_GRACE: Duration = Duration::from_secs(60);
 /// Addresses in a block, as nodes count when pods wait: few, so that they request many blocks at once.
 const BLOCK_SIZE: usize = 1;
-
-/// A pod's link with its alias, and its routes.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Link {
-    pub(crate) pool: String,
-    pub(crate) ipv4: Option<Ipv4Addr>,
-    pub(crate) ipv6: Option<Ipv6Addr>,
-}
-
-impl Link {
-    pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
-        self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6))
-    }
-}
 
 #[derive(Debug, Clone)]
 struct Add {
@@ -93,6 +82,9 @@ pub(crate) struct Program {
 pub(crate) struct Node {
     pub(crate) name: String,
     pub(crate) kernel: BTreeMap<Key, Link>,
+    /// Blocks that the kernel exports, and those in the file beside the socket. Neither outlasts the boot.
+    exported: BTreeSet<String>,
+    recorded: Vec<Own>,
     pub(crate) program: Option<Program>,
     /// A mistake that the model must find.
     pub(crate) mistake: Option<Mistake>,
@@ -102,6 +94,8 @@ pub(crate) struct Node {
 pub(crate) enum Mistake {
     /// A block whose deletion got no answer is used again.
     ReopensWithoutAnswer,
+    /// A program that starts believes the file, whatever the kernel exports.
+    TrustsTheFile,
     /// Waiting pods are never woken.
     WakesNoWaiter,
 }
@@ -112,7 +106,14 @@ pub(crate) fn key(container: usize) -> Key {
 
 impl Node {
     pub(crate) fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), kernel: BTreeMap::new(), program: None, mistake: None }
+        Self {
+            name: name.to_owned(),
+            kernel: BTreeMap::new(),
+            exported: BTreeSet::new(),
+            recorded: Vec::new(),
+            program: None,
+            mistake: None,
+        }
     }
 
     /// The program starts: its state is what the kernel shows.
@@ -126,6 +127,7 @@ impl Node {
                 .adopt(key.clone(), &link.pool, link.ipv4, link.ipv6)
                 .expect("the kernel's pods are in order");
         }
+        self.restored().into_iter().for_each(|block| state.restore_block(block));
         self.program = Some(Program {
             state,
             blocks: None,
@@ -350,6 +352,7 @@ impl Node {
         let pools = &program.pools;
         program.state.sync_pools(|pool| pools.get(pool).is_some_and(|pool| pool_info(pool).is_cordoned()));
         program.due = program.state.due_releases(now, RELEASE_GRACE).into();
+        self.keep_blocks();
         self.apply_effects();
     }
 
@@ -369,7 +372,10 @@ impl Node {
                 Some(Release::Close(name, deletion))
             }),
             Some(Release::Close(name, present)) => {
-                program.state.close_block(&name, present).map(Release::Delete)
+                let deletion = program.state.close_block(&name, present);
+                // Its routes go before it does.
+                self.exported.remove(&name);
+                deletion.map(Release::Delete)
             }
             Some(Release::Delete(deletion)) => {
                 let answer = match api.call(&delete(&deletion), if refused { Wire::LosesCall } else { wire })

@@ -77,6 +77,12 @@ pub(crate) enum Step {
         pick: usize,
         reserved: bool,
     },
+    /// The program starts while the API server is away, and a pod gets a new sandbox.
+    RestartsAlone {
+        node: usize,
+        container: usize,
+        pool: usize,
+    },
     Start {
         node: usize,
     },
@@ -146,6 +152,8 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
         2 => (node(), any::<u16>()).prop_map(|(node, valid)| Step::Gc { node, valid }),
         3 => node().prop_map(|node| Step::Crash { node }),
         8 => node().prop_map(|node| Step::Start { node }),
+        3 => (node(), container(), 0..POOLS.len())
+            .prop_map(|(node, container, pool)| Step::RestartsAlone { node, container, pool }),
         1 => node().prop_map(|node| Step::PowerCut { node }),
         1 => node().prop_map(|node| Step::NodeLeaves { node }),
         2 => Just(Step::Failover),

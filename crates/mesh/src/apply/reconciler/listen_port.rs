@@ -10,13 +10,22 @@ use fairlead_dataplane::wireguard::WireGuardDevice;
 use fairlead_keys::{DeviceChange, DeviceState};
 use tokio::sync::watch;
 
-use crate::model::inputs::Inputs;
 use crate::model::problem::{MeshFailure, MeshProblem};
 
 /// Interval at which a refused port is tried again. The program that has it may end at any time.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Time for which a device that has no port yet waits for the node's own: a predecessor that is ending releases it a moment later.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// UDP port that this node is told to listen on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct WantedPort {
+    pub(super) port: u16,
+    /// The Node names it, not the mesh.
+    pub(super) is_of_node: bool,
+    /// Port of the mesh resource, for nodes that name none.
+    pub(super) of_mesh: u16,
+}
 
 /// State of the UDP port: the one in use, and the one that the device cannot have.
 #[derive(Debug, Default)]
@@ -42,18 +51,18 @@ impl ListenPort {
     ///
     /// # Errors
     /// A new device cannot have the node's own port at this moment.
-    pub(super) fn settle(
+    pub(super) fn bring_up(
         &mut self,
-        inputs: &Inputs,
+        wanted: WantedPort,
         device: &dyn WireGuardDevice,
         state: &mut DeviceState,
         now: Instant,
     ) -> Result<u16, MeshFailure> {
-        let wanted = inputs.listen_port();
+        let WantedPort { port: wanted, is_of_node, of_mesh } = wanted;
         // The kernel gives a device that was never configured a random one.
         let present =
             Some(state.listen_port).filter(|port| *port != 0 && state.fwmark == MARK_FROM_WIREGUARD);
-        let otherwise = present.unwrap_or(inputs.settings.device.port);
+        let otherwise = present.unwrap_or(of_mesh);
         if otherwise == wanted {
             // Of a new device the port is a part of the first change.
             self.refused = None;
@@ -76,7 +85,6 @@ impl ListenPort {
         };
         let is_news = known.is_none();
         let first = known.map_or(now, |refused| refused.first);
-        let is_of_node = inputs.own.port.is_some();
         let refused = Refused { port: wanted, is_of_node, error: error.to_string(), first, last: now };
         self.refused = Some(refused);
         if present.is_none() && now.saturating_duration_since(first) < PATIENCE {

@@ -1,19 +1,22 @@
 //! Reports of the mesh about its own state.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
+use fairlead_dataplane::mesh::GuardProblem;
 use fairlead_dataplane::wireguard::WireGuardDevice;
 use fairlead_keys::PublicKey;
 use fairlead_path::State;
 use fairlead_topology::{Member, Sources};
 use ipnet::IpNet;
 
+use super::device::OpenDevice;
 use super::{Mesh, Planned};
 use crate::apply::gateways;
 use crate::apply::kernel::Kernel;
+use crate::apply::relay::RelayReport;
 use crate::apply::report::{
     ConfiguredReport, DeviceReport, OwnReport, PeerReport, Report, TranslationReport,
 };
@@ -32,20 +35,8 @@ impl<K: Kernel> Mesh<K> {
         let Planned { inputs, host, own_addresses, desired, .. } = planned;
         let relay = inputs.settings.relay.as_ref().map(|relay| self.paths.relay().report(relay));
         let peers = self.report_peers(planned, &*open.device, now);
-        let relay_problems = relay.iter().flat_map(|relay| relay.problems(now));
-        // Where there is a relay, the session is about to move there.
-        let has_relay = relay.as_ref().is_some_and(|relay| relay.status.is_up);
-        let is_lasting = |peer: &&PeerReport| !has_relay || peer.path.route_mtu.is_some();
-        let path_mtu = peers.iter().filter(is_lasting).filter_map(|peer| peer.path_mtu(open.mtu));
-        let problems = desired.problems.iter().chain(&open.problems).cloned().chain(relay_problems);
-        let problems = problems
-            .chain(path_mtu)
-            .chain(self.listen_port.problem(host.port))
-            .chain(self.bypassed(desired))
-            .chain(self.kernel.forwarding_problems().into_iter().map(MeshProblem::Forwarding))
-            .chain(self.gateways.problems(desired, open.device.backend(), self.device.refusal()))
-            .chain(self.encapsulation.problems(&desired.tunnels, &self.paths, now))
-            .collect();
+        let guarded = self.kernel.guarded();
+        let problems = self.problems(planned, open, (&peers, relay.as_ref(), guarded.problem), now);
         Some(Report {
             device: DeviceReport {
                 backend: open.device.backend(),
@@ -79,12 +70,47 @@ impl<K: Kernel> Mesh<K> {
             },
             prepared_granularity: self.granularity.prepared(),
             problems,
+            guarded: guarded.packets,
             saved_at: inputs.saved_at,
             peers,
             external: self.report_external(desired),
             paths: self.paths.port().counters(),
             relay,
         })
+    }
+
+    fn problems(
+        &self,
+        Planned { host, desired, .. }: &Planned,
+        open: &OpenDevice,
+        (peers, relay, guarded): (&[PeerReport], Option<&RelayReport>, Option<GuardProblem>),
+        now: Instant,
+    ) -> Vec<MeshProblem> {
+        let relay_problems = relay.into_iter().flat_map(|relay| relay.problems(now));
+        // Where there is a relay, the session is about to move there.
+        let has_relay = relay.is_some_and(|relay| relay.status.is_up);
+        let is_lasting = |peer: &&PeerReport| !has_relay || peer.path.route_mtu.is_some();
+        let path_mtu = peers.iter().filter(is_lasting).filter_map(|peer| peer.path_mtu(open.mtu));
+        let foreign_rules = self.kernel.foreign_rules();
+        let problems = desired.problems.iter().chain(&open.problems).cloned().chain(relay_problems);
+        problems
+            .chain(path_mtu)
+            .chain(self.listen_port.problem(host.port))
+            .chain(self.bypassed(desired))
+            .chain(self.kernel.forwarding_problems().into_iter().map(MeshProblem::Forwarding))
+            .chain(guarded.map(MeshProblem::Guarded))
+            .chain(foreign_rules.into_iter().map(|rule| MeshProblem::ForeignRule(Box::new(rule))))
+            .chain(self.gateways.problems(desired, open.device.backend(), self.device.refusal()))
+            .chain(self.encapsulation.problems(&desired.tunnels, &self.paths, now))
+            .collect()
+    }
+
+    /// Addresses of control-plane nodes that have a tunnel of their own, and it is not up.
+    pub(super) fn control_plane_down(&self, desired: &Desired, now: Instant) -> Vec<IpAddr> {
+        let status = |key| self.paths.status(key, now).map(|(status, _)| status.state);
+        let nodes = desired.traffic.control_plane.iter();
+        let down = nodes.filter(|(_, key)| status(key).is_some_and(|state| state != State::Up));
+        down.map(|(address, _)| *address).collect()
     }
 
     fn bypassed(&self, desired: &Desired) -> impl Iterator<Item = MeshProblem> {

@@ -22,6 +22,7 @@ use crate::tests::{FakeKernel, FakePathSocket, Shared, paths};
 
 mod accepted;
 mod backend;
+mod control_plane;
 mod encapsulation;
 mod first_endpoint;
 mod key_changes;

@@ -48,7 +48,7 @@ pub(super) fn several(plan: &Plan) -> impl Iterator<Item = String> {
 }
 
 /// The peers that stand for other nodes, or may.
-pub(super) fn desired(inputs: &Inputs, plan: &Plan) -> BTreeMap<PublicKey, DesiredGateway> {
+pub(super) fn location_gateways(inputs: &Inputs, plan: &Plan) -> BTreeMap<PublicKey, DesiredGateway> {
     // Elsewhere each node is reached by itself.
     if inputs.settings.locations.granularity != Granularity::Location {
         return BTreeMap::new();

@@ -26,6 +26,7 @@ pub struct Host {
     /// Families without a default route.
     pub(super) without_default: Vec<IpFamily>,
     pub(super) gateways: BTreeSet<IpAddr>,
+    pub(super) name_servers: BTreeSet<IpAddr>,
     pub(super) own: Vec<OwnAddress>,
     /// Names of the links that have them.
     pub(super) links: BTreeMap<u32, String>,
@@ -59,6 +60,7 @@ impl Host {
             ipv4_routes: network.ipv4_routes(),
             without_default: network.families_without_default(),
             gateways: network.default_gateways(),
+            name_servers: network.name_servers.clone(),
             own,
             links,
         }

@@ -36,9 +36,9 @@ pub(super) fn peers(
     sightings: &Sightings<'_>,
     location: &Location,
     cluster_addresses: &PrefixSet,
+    tried: &AddressFilter,
     reuse: Option<&Reuse<'_>>,
 ) -> BTreeMap<PublicKey, Arc<DesiredPeer>> {
-    let tried = inputs.filters().tried;
     let view = View { inputs, sightings, location, cluster_addresses, tried };
     let of_node = |(key, planned): (&PublicKey, &Arc<PeerPlan>)| {
         let known = reuse.and_then(|reuse| reuse.peer(key, planned));
@@ -53,7 +53,7 @@ struct View<'a> {
     sightings: &'a Sightings<'a>,
     location: &'a Location,
     cluster_addresses: &'a PrefixSet,
-    tried: AddressFilter,
+    tried: &'a AddressFilter,
 }
 
 impl View<'_> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use fairlead_topology::{Granularity, Policy, Reserved};
+use fairlead_topology::{Granularity, Member, Policy, Reserved};
 use ipnet::IpNet;
 
 use super::held::Held;
@@ -18,13 +18,13 @@ pub(super) fn policy(inputs: &Inputs, host: &Host, held: Held) -> (Policy, Optio
     let includes_pod_networks = inputs.settings.routing.includes_pod_networks;
     let Held { prefixes: held, entry_terms, down, completed, other } = held;
     let other = other.map(|other| plain::granularity(other, host, down.clone()));
-    let policy = Policy {
+    let mut policy = Policy {
         excluded: inputs.settings.routing.excluded.iter().chain(local).copied().collect(),
-        guarded: inputs.departures.guarded(includes_pod_networks).copied().collect(),
         held,
         completed,
         reserved: Reserved {
             hosts: api_server.chain(host.gateways.iter().copied()).map(IpNet::from).collect(),
+            name_servers: host.name_servers.iter().copied().map(IpNet::from).collect(),
             services: inputs.services.clone(),
         },
         grants: inputs.settings.routing.grants.clone(),
@@ -36,5 +36,7 @@ pub(super) fn policy(inputs: &Inputs, host: &Host, held: Held) -> (Policy, Optio
         connected: host.networks.clone(),
         ..Policy::new(&inputs.node)
     };
+    let admits = |member: &Member, claim: &IpNet| policy.admits(member, claim);
+    policy.guarded = inputs.departures.guarded(includes_pod_networks, &admits).copied().collect();
     (policy, other)
 }

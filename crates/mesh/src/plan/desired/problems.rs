@@ -23,7 +23,7 @@ pub(super) fn problems(
         .network
         .port_mappings
         .refusals()
-        .map(|(gateway, failure)| MeshProblem::PortMappingRefused { gateway, reason: failure.to_string() });
+        .map(|(gateway, failure)| MeshProblem::PortMappingRefused { gateway, failure: failure.clone() });
     let unusable = unusable_endpoints(inputs, inside).map(MeshProblem::Source);
     let waits = inputs.settings.locations.waits.iter().cloned();
     read.chain(open.cloned().map(MeshProblem::Plan))

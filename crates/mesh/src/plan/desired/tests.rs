@@ -104,6 +104,7 @@ pub(crate) fn host() -> Host {
         ipv4_routes: vec![Ipv4Net::default()],
         without_default: Vec::new(),
         gateways: BTreeSet::new(),
+        name_servers: BTreeSet::new(),
         own: vec![OwnAddress { link: 7, prefix: "10.0.0.1/24".parse().unwrap() }],
         links: [(7, "eth0".to_owned())].into(),
     }
@@ -376,12 +377,17 @@ fn addresses_on_the_mesh_are_on_the_device_and_no_endpoint_is_in_them() {
     let addresses: Vec<IpAddr> =
         ["fd7f:175a:b97c:5602::1", "100.64.0.1"].map(|text| text.parse().unwrap()).into();
     let mut peer = Member {
-        addresses: MemberAddresses { mesh: vec!["fd7f:175a:b97c:5602::2".parse().unwrap()], node: None },
+        addresses: MemberAddresses {
+            mesh: vec!["fd7f:175a:b97c:5602::2".parse().unwrap()],
+            ..Default::default()
+        },
         ..member(2)
     };
     peer.endpoints.reflexive = vec!["[fd7f:175a:b97c:5602::2]:51820".parse().unwrap()];
-    let mut inputs =
-        inputs([Member { addresses: MemberAddresses { mesh: addresses, node: None }, ..member(1) }, peer]);
+    let mut inputs = inputs([
+        Member { addresses: MemberAddresses { mesh: addresses, ..Default::default() }, ..member(1) },
+        peer,
+    ]);
     inputs.settings.mesh_ipv4 = "100.64.0.0/16".parse().ok();
     let desired = Desired::new(&inputs, &host(), Held::default(), &OwnAddresses::default());
     let on_device: Vec<String> = desired

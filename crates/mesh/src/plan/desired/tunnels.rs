@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use fairlead_api::resources::Encapsulation;
 use fairlead_keys::PublicKey;
-use fairlead_topology::{self as topology, Plan};
+use fairlead_topology::{self as topology, Member, Plan};
 use ipnet::IpNet;
 
 use crate::model::inputs::Inputs;
@@ -34,14 +35,14 @@ pub(super) fn encapsulation(inputs: &Inputs) -> topology::Encapsulation {
     }
 }
 
-pub(super) fn desired(inputs: &Inputs, plan: &Plan) -> DesiredTunnels {
+pub(super) fn ip_tunnels(members: &[Arc<Member>], plan: &Plan) -> DesiredTunnels {
     let peers = plan.peers.iter().filter(|_| !plan.tunnels.routes.is_empty());
     let keys = peers.flat_map(|(key, peer)| peer.members.iter().map(|name| (name.as_str(), *key)));
     let keys: BTreeMap<&str, PublicKey> = keys.collect();
     let end = |route: &topology::TunnelRoute| {
         Some((route.remote, (route.node.clone(), *keys.get(route.node.as_str())?)))
     };
-    let sites = inputs.members.iter().filter_map(|member| member.site.as_ref());
+    let sites = members.iter().filter_map(|member| member.site.as_ref());
     DesiredTunnels {
         local: plan.tunnels.local.clone(),
         senders: plan.tunnels.senders.clone(),

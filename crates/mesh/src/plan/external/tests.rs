@@ -22,7 +22,7 @@ fn laptop(endpoint: Option<&str>) -> Member {
 
 fn wanted(inputs: &Inputs) -> BTreeMap<PublicKey, DesiredExternal> {
     let policy = fairlead_topology::Policy::new(&inputs.node);
-    desired(inputs, &plan(&inputs.members, &policy), &Nat64::default())
+    external_peers(inputs, &plan(&inputs.members, &policy), &Nat64::default())
 }
 
 /// A device after the change, with a handshake of this age.

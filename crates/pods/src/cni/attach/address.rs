@@ -16,6 +16,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client};
 use tokio::time::{Instant, timeout};
 
+use super::namespace_pools::NamespacePools;
 use super::{AllocateAddresses, PodAddresses, Stage, warn_at_pod};
 use crate::cni::attachment::Attachment;
 use crate::cni::failure::{Failure, Reason};
@@ -31,6 +32,8 @@ const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(in crate::cni) struct AddressStage {
     pub(in crate::cni) ipam: Arc<Ipam>,
     pub(in crate::cni) namespaces: Arc<Cache<PartialObjectMeta<Namespace>>>,
+    /// Pools of namespaces whose pods ran here, for when the API server is away.
+    pub(in crate::cni) pools: NamespacePools,
     /// For namespaces that the cache does not have yet.
     pub(in crate::cni) client: Client,
     pub(in crate::cni) events: EventPublisher,
@@ -85,8 +88,26 @@ fn ipv6_disabled(pool: &str) -> Failure {
 }
 
 impl AddressStage {
-    /// The pool of a namespace's pods: from the watch cache, or from the API server for a namespace just created.
+    /// The pool of a namespace's pods, as the API server said it last where it does not answer.
     async fn pool_of(&self, namespace: &str) -> Result<String, Failure> {
+        match self.current_pool_of(namespace).await {
+            Ok(pool) => {
+                let namespaces = &self.namespaces;
+                let exists = |name: &str| {
+                    !namespaces.is_ready() || namespaces.store.get(&ObjectRef::new(name)).is_some()
+                };
+                self.pools.remember(namespace, &pool, exists);
+                Ok(pool)
+            }
+            Err(failure) if failure.reason == Reason::ApiServerUnavailable => {
+                self.pools.get(namespace).ok_or(failure)
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// The pool as it is now: from the watch cache, or from the API server for a namespace just created.
+    async fn current_pool_of(&self, namespace: &str) -> Result<String, Failure> {
         let pool = |object: &PartialObjectMeta<Namespace>| {
             let annotation =
                 object.metadata.annotations.as_ref().and_then(|annotations| annotations.get(ANNOTATION_POOL));

@@ -110,6 +110,7 @@ fn links() -> PodLinks {
         host_mac: MacAddress([2, 0, 0, 0, 0, 2]),
         host_index: 7,
         mtu: 1420,
+        is_additional: false,
     }
 }
 

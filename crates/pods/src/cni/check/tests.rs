@@ -14,7 +14,8 @@ fn differences(
 ) -> Vec<String> {
     let allocated = ["10.1.0.5", "fd00:1::5"].map(|ip| ip.parse().unwrap());
     let mut found = link(ifname, &allocated, seen);
-    found.extend(previous.into_iter().flat_map(|previous| as_reported((ifname, netns), previous, seen)));
+    let previous = previous.map(Previous::without_own_default_routes);
+    found.extend(previous.iter().flat_map(|previous| as_reported((ifname, netns), previous, seen)));
     found
 }
 
@@ -44,6 +45,7 @@ fn result() -> Value {
             {"name": "veth1", "mac": "02:00:00:00:00:02"},
         ],
         "ips": [{"address": "10.1.0.5/32", "interface": 0}, {"address": "fd00:1::5/128", "interface": 0}],
+        "routes": [{"dst": "0.0.0.0/0", "gw": "169.254.1.1"}, {"dst": "::/0", "gw": "fe80::1"}],
         "dns": {},
     })
 }
@@ -81,14 +83,17 @@ fn what_a_later_plugin_changed_and_reported_passes() {
 #[test]
 fn behind_another_plugin_only_what_it_reported_is_demanded() {
     let at = ("eth0", Path::new(NETNS));
+    let mut reported = result();
+    reported["routes"] = json!([]);
+    let reported = previous(&reported);
     // No address of ours, no link of ours, no way out of ours.
     let theirs = Inspection { host: None, led_to_pod: Vec::new(), pod_routes: Vec::new(), ..seen() };
-    assert_eq!(chained(at, &previous(&result()), &theirs), [""; 0]);
+    assert_eq!(chained(at, &reported, &theirs), [""; 0]);
     let gone = Inspection { pod: None, ..theirs.clone() };
-    assert_eq!(chained(at, &previous(&result()), &gone), ["the pod has no interface eth0"]);
+    assert_eq!(chained(at, &reported, &gone), ["the pod has no interface eth0"]);
     let mut bare = theirs;
     bare.pod.as_mut().unwrap().addresses.clear();
-    let found = chained(at, &previous(&result()), &bare);
+    let found = chained(at, &reported, &bare);
     assert!(found.iter().any(|line| line.contains("lacks 10.1.0.5/32 of prevResult")), "{found:?}");
 }
 

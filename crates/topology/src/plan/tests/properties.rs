@@ -27,6 +27,7 @@ prop_compose! {
         blocks in prop::collection::vec(small_net(), 0..3),
         pod_networks in prop::collection::vec(small_net(), 0..3),
         addresses in prop::option::weighted(0.3, prop::collection::vec(small_net().prop_map(|net| net.addr()), 0..3)),
+        is_unconfirmed: bool,
     ) -> Member {
         Member {
             public_key: number.map(key),
@@ -34,7 +35,7 @@ prop_compose! {
             claims: claims.into_iter().chain(addresses.iter().flatten().copied().map(IpNet::from)).collect(),
             blocks,
             pod_networks,
-            addresses: MemberAddresses { mesh: Vec::new(), node: addresses },
+            addresses: MemberAddresses { node: addresses, is_unconfirmed, ..MemberAddresses::default() },
             ..member(&format!("n{name}"), 0, &[], &[])
         }
     }
@@ -121,7 +122,9 @@ fn named<'a>(members: &'a [Member], policy: &Policy) -> Vec<Named<'a>> {
             let granted = policy.is_granted(member, &claim);
             let of_node = member.addresses.node.as_ref().map(|addresses| addresses.contains(&claim.addr()));
             let is_host = prefixes::is_host(&claim);
-            let is_refused = claim.prefix_len() < 8 || (is_host && of_node == Some(false));
+            let is_unconfirmed = of_node.is_none() && member.addresses.is_unconfirmed && !is_held(&claim);
+            let is_refused =
+                claim.prefix_len() < 8 || (is_host && (of_node == Some(false) || is_unconfirmed));
             if is_refused && !granted && !own {
                 continue;
             }

@@ -191,6 +191,15 @@ pub(crate) fn refused(result: Result<String, String>, words: &str) {
     assert!(error.contains(words), "expected '{words}' in: {error}");
 }
 
+/// The API server puts a policy into force some time after it has accepted it.
+pub(crate) fn is_refused_soon(words: &str, attempt: impl Fn() -> Result<String, String>) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while attempt().is_ok() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    refused(attempt(), words);
+}
+
 pub(crate) fn pool(spec: &str) -> String {
     format!("{{apiVersion: coil.cybozu.com/v2, kind: AddressPool, metadata: {{name: bad}}, spec: {spec}}}")
 }
@@ -222,6 +231,20 @@ pub(crate) const KEY: &str = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=";
 pub(crate) fn peer(name: &str, allowed: &str) -> String {
     wirekube_peer(&format!("{{publicKey: {KEY}, allowedIPs: {allowed}}}"))
         .replace("name: bad", &format!("name: {name}"))
+}
+
+/// A WireKubePeer of a node as its program writes it: the Node of the name owns it.
+pub(crate) fn owned_peer(bed: &Bed, name: &str, allowed: &str) -> String {
+    let node = bed.get(&["node", name]);
+    let owner = serde_json::json!({ "apiVersion": "v1", "kind": "Node", "name": name, "uid": node["metadata"]["uid"] });
+    let allowed: Vec<&str> =
+        allowed.trim_matches(['[', ']']).split(',').map(str::trim).filter(|it| !it.is_empty()).collect();
+    serde_json::json!({
+        "apiVersion": "wirekube.io/v1alpha1", "kind": "WireKubePeer",
+        "metadata": { "name": name, "ownerReferences": [owner] },
+        "spec": { "publicKey": KEY, "allowedIPs": allowed },
+    })
+    .to_string()
 }
 
 pub(crate) fn request(name: &str, node: &str) -> String {

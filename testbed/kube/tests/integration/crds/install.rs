@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use crate::crds::bed::{bed, checkout, peer, refused};
+use crate::crds::bed::{bed, checkout, owned_peer, peer, refused};
 
 const DAEMON_SET: [&str; 4] = ["daemonset", "coild", "--namespace", "kube-system"];
 const DEPLOYMENT: [&str; 4] = ["deployment", "coil-ipam-controller", "--namespace", "kube-system"];
@@ -77,6 +77,29 @@ fn the_overlays_are_taken_too() {
     }
 }
 
+/// What a token of a controller may write is worth more than a node, and workers run the pods of everyone.
+#[test]
+fn controllers_prefer_nodes_of_the_control_plane_and_do_not_need_them() {
+    let directory = checkout().join("deploy/overlays/egress");
+    let arguments = ["apply", "--server-side", "--force-conflicts", "--dry-run=server", "-o=json", "-k"];
+    let arguments = [&arguments[..], &[directory.to_str().unwrap()]].concat();
+    let printed: Value = serde_json::from_str(&bed().plane.kubectl(&arguments).unwrap()).unwrap();
+    let mut found = BTreeSet::new();
+    let objects = printed["items"].as_array().unwrap().iter();
+    for object in objects.filter(|object| object["kind"] == "Deployment") {
+        let pod = &object["spec"]["template"]["spec"];
+        let affinity = &pod["affinity"]["nodeAffinity"];
+        let preferred = &affinity["preferredDuringSchedulingIgnoredDuringExecution"][0]["preference"];
+        let role = json!([{ "key": "node-role.kubernetes.io/control-plane", "operator": "Exists" }]);
+        assert_eq!(preferred["matchExpressions"], role);
+        assert!(affinity["requiredDuringSchedulingIgnoredDuringExecution"].is_null());
+        let tolerated = json!({ "key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule" });
+        assert!(pod["tolerations"].as_array().unwrap().contains(&tolerated));
+        found.insert(object["metadata"]["name"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(found, ["coil-egress-controller", "coil-ipam-controller"].map(str::to_owned).into());
+}
+
 /// PodMonitors need CRDs that are not here, so the API server does not see the overlay.
 #[test]
 fn the_monitoring_overlay_scrapes_with_a_token_what_is_served_with_tls() {
@@ -117,7 +140,7 @@ fn the_token_of_a_pod_of_the_daemon_set_speaks_for_its_node() {
     let name = ["--bound-object-name", "coild-of-n2"];
     let token = bed.plane.kubectl(&[&arguments[..], &name[..]].concat()).unwrap();
     let program = bed.program_with(token.trim(), "pod-of-n2");
-    program.create_dry(&peer("n2", "[]")).unwrap();
+    program.create_dry(&owned_peer(&bed, "n2", "[]")).unwrap();
     refused(
         program.create_dry(&peer("n1", "[]")),
         "node 'n2' may only write the WireKubePeer of its own name",

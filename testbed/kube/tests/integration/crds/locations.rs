@@ -1,23 +1,12 @@
 //! Rights to set the location of a node, and the networks of its pods: administrators and controllers have them, and its kubelet has not.
 
-use std::time::{Duration, Instant};
-
-use crate::crds::bed::{bed, refused};
+use crate::crds::bed::{bed, is_refused_soon, mesh, refused};
 
 /// kubectl as the kubelet of a node.
 fn kubelet(node: &str, arguments: &[&str]) -> Result<String, String> {
     let user = format!("--as=system:node:{node}");
     let arguments = [&[user.as_str(), "--as-group=system:nodes"], arguments].concat();
     bed().plane.kubectl(&arguments).map_err(|error| format!("{error:#}"))
-}
-
-/// The API server puts a policy into force some time after it has accepted it.
-fn is_refused_soon(words: &str, attempt: impl Fn() -> Result<String, String>) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while attempt().is_ok() && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    refused(attempt(), words);
 }
 
 #[test]
@@ -34,6 +23,8 @@ fn a_stolen_kubelet_certificate_sets_no_location() {
         "kilo.squat.ai/persistent-keepalive",
         "wirekube.io/endpoint",
         "wirekube.io/internal-ip",
+        "wirekube.io/endpoint-filters",
+        "wirekube.io/peer-endpoint-filters",
     ] {
         let set = format!("{annotation}=lab");
         let words = format!("a kubelet may not set or remove the annotation {annotation}");
@@ -48,7 +39,7 @@ fn a_stolen_kubelet_certificate_sets_no_location() {
     refused(replaced.map_err(|error| format!("{error:#}")), "set or remove the annotation");
     bed.plane.kubectl(&["annotate", "node", "n8", "kilo.squat.ai/location=lab"]).unwrap();
     refused(kubelet("n8", &["annotate", "node", "n8", "kilo.squat.ai/location-"]), "set or remove");
-    for label in ["region=other", "region-", "zone=other"] {
+    for label in ["region=other", "region-"] {
         let label = format!("topology.kubernetes.io/{label}");
         let moved = kubelet("n8", &["label", "node", "n8", "--overwrite", &label]);
         let name = label.trim_end_matches("=other").trim_end_matches('-');
@@ -64,6 +55,42 @@ fn a_stolen_kubelet_certificate_sets_no_location() {
     kubelet("n8", &["annotate", "node", "n8", "volumes.kubernetes.io/controller-managed-attach-detach=true"])
         .unwrap();
     bed.plane.kubectl(&["annotate", "node", "n8", "kilo.squat.ai/location-"]).unwrap();
+}
+
+/// Kubelets set the labels that a driver of storage names (`NodeGetInfo`) when it registers, and without them it is not registered.
+#[test]
+fn the_topology_of_a_storage_driver_is_set_where_there_is_none_unless_it_names_locations() {
+    let bed = bed();
+    bed.plane.apply("{apiVersion: v1, kind: Node, metadata: {name: n12}}").unwrap();
+    let label = |label: &str| kubelet("n12", &["label", "node", "n12", "--overwrite", label]);
+    let (zone, region) = ("topology.kubernetes.io/zone", "topology.kubernetes.io/region");
+    label(&format!("{zone}=a")).unwrap();
+    label("topology.ebs.csi.aws.com/zone=a").unwrap();
+    for change in [format!("{zone}=b"), format!("{zone}-")] {
+        is_refused_soon(&format!("may not change the label {zone} of a Node that is there"), || {
+            kubelet("n12", &["label", "node", "n12", "--overwrite", &change, "--dry-run=server"])
+        });
+    }
+    bed.plane.kubectl(&["label", "node", "n12", &format!("{zone}-")]).unwrap();
+    // Now the zone names locations.
+    let by_zone = mesh(&format!("{{topology: {{label: {zone}}}}}"));
+    bed.plane.apply(&by_zone.replace("name: bad", "name: by-zone")).unwrap();
+    let words = format!(
+        "may not set the label {zone} of a Node that is there: it names locations in WireKubeMesh 'by-zone'"
+    );
+    is_refused_soon(&words, || {
+        kubelet("n12", &["label", "node", "n12", &format!("{zone}=a"), "--dry-run=server"])
+    });
+    label(&format!("{region}=lab")).unwrap();
+    // What an administrator has set stays as it is, and the kubelet goes on.
+    bed.plane.kubectl(&["label", "node", "n12", &format!("{zone}=a"), &format!("{region}-")]).unwrap();
+    label("topology.gke.io/zone=a").unwrap();
+    // Without a label in the mesh it is the region.
+    bed.plane.apply(&mesh("{topology: {granularity: cross}}").replace("name: bad", "name: by-zone")).unwrap();
+    is_refused_soon(&format!("may not set the label {region} of a Node that is there"), || {
+        kubelet("n12", &["label", "node", "n12", &format!("{region}=lab"), "--dry-run=server"])
+    });
+    bed.plane.kubectl(&["delete", "wkmesh", "by-zone"]).unwrap();
 }
 
 #[test]

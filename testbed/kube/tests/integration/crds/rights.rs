@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use crate::crds::bed::{Access, KEY, bed, block, mesh, peer, refused, request};
+use crate::crds::bed::{Access, KEY, bed, block, mesh, owned_peer, peer, refused, request};
 
 #[test]
 fn a_node_writes_only_its_own_peer() {
     let bed = bed();
     let (n1, n2) = (bed.program("fairlead-node", Some("n1")), bed.program("fairlead-node", Some("n2")));
-    n1.create(&peer("n1", "[192.168.1.10/32, 'fd00::10/128']")).unwrap();
-    n2.create(&peer("n2", "[]")).unwrap();
+    n1.create(&owned_peer(&bed, "n1", "[192.168.1.10/32, fd00::10/128]")).unwrap();
+    n2.create(&owned_peer(&bed, "n2", "[]")).unwrap();
     n1.merge("wkpeer", "n1", r#"{"spec": {"endpoint": "203.0.113.7:1"}}"#).unwrap();
     n1.run(
         &[
@@ -65,7 +65,7 @@ fn only_the_controller_writes_what_the_node_of_a_peer_says() {
     bed.plane.apply("apiVersion: v1\nkind: Node\nmetadata: {name: facts}\n").unwrap();
     let (node, controller) =
         (bed.program("fairlead-node", Some("facts")), bed.program("fairlead-controller", None));
-    node.create(&peer("facts", "[192.0.2.1/32]")).unwrap();
+    node.create(&owned_peer(&bed, "facts", "[192.0.2.1/32]")).unwrap();
     let status = |address: &str| format!(r#"{{"status": {{"node": {{"internalIPs": ["{address}"]}}}}}}"#);
     let write = |patch: &str| {
         ["patch", "wkpeer", "facts", "--subresource=status", "--type=merge", "--patch", patch]
@@ -147,6 +147,8 @@ fn a_node_frees_only_its_own_blocks() {
         let patch = format!(r#"{{"metadata": {{"labels": {labels}}}}}"#);
         refused(n1.merge("addressblock", "own", &patch), "may not change the labels or the owner");
     }
+    let finalizers = r#"{"metadata": {"finalizers": ["coil.cybozu.com", "example.com/stays"]}}"#;
+    refused(n1.merge("addressblock", "own", finalizers), "may not add finalizers to AddressBlock 'own'");
     refused(n1.create(&block("index: 0, ipv4: 10.0.0.0/27")), "cannot create");
     n1.merge("addressblock", "own", unfinalize).unwrap();
     n1.run(&["delete", "addressblock", "own"], "").unwrap();
@@ -231,6 +233,9 @@ const CONTROLLER_RIGHTS: &[Right] = &[
     ("get list watch", "blockrequests.coil.cybozu.com", "", "", "", true),
     ("get update patch", "blockrequests.coil.cybozu.com", "status", "", "", true),
     ("get list watch", "nodes", "", "", "", true),
+    // Ranges with which pools are compared.
+    ("list watch", "servicecidrs.networking.k8s.io", "", "", "", true),
+    ("create update patch delete", "servicecidrs.networking.k8s.io", "", "", "", false),
     ("get list watch", "egresses.coil.cybozu.com", "", "", "", true),
     ("patch", "egresses.coil.cybozu.com", "status", "", "", true),
     ("get list watch delete", "wirekubepeers.wirekube.io", "", "", "", true),
@@ -249,6 +254,14 @@ const CONTROLLER_RIGHTS: &[Right] = &[
     ("create", "leases.coordination.k8s.io", "", "", "default", false),
     ("create delete", "addresspools.coil.cybozu.com", "", "", "", false),
     ("create update patch delete", "nodes", "", "", "", false),
+    // Whether a program enforces NetworkPolicies.
+    ("list", "networkpolicies.networking.k8s.io", "", "", "", true),
+    ("list", "daemonsets.apps", "", "", "", true),
+    ("get watch create update patch delete", "networkpolicies.networking.k8s.io", "", "", "default", false),
+    ("get watch create update patch delete", "daemonsets.apps", "", "", "kube-system", false),
+    // The condition NetworkUnavailable; see `network_unavailable`.
+    ("patch", "nodes", "status", "", "", true),
+    ("get update", "nodes", "status", "", "", false),
     ("create update patch", "wirekubepeers.wirekube.io", "", "", "", false),
     ("list", "pods", "", "", "", true),
     ("get watch create delete", "pods", "", "", "", false),

@@ -22,7 +22,7 @@ pub(crate) const IMAGE: &str = "registry.example.com/fairlead:7";
 pub(crate) struct Bed {
     pub(crate) plane: ControlPlane,
     controller: Child,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 /// One for the tests that run at the same time; the last one to end takes it away.
@@ -64,13 +64,23 @@ impl Bed {
         });
         plane.apply(&own_pod.to_string()).unwrap();
         let controller = controller(&plane, directory.path());
-        Self { plane, controller, _directory: directory }
+        Self { plane, controller, directory }
     }
 
     /// Output of `kubectl get -o json`.
     pub(crate) fn get(&self, arguments: &[&str]) -> Result<Value> {
         let arguments = [&["get", "-o", "json"], arguments].concat();
         Ok(serde_json::from_str(&self.plane.kubectl(&arguments)?)?)
+    }
+
+    /// kubectl with the token of the controller, and this standard input.
+    ///
+    /// # Errors
+    /// Its words.
+    pub(crate) fn as_controller(&self, arguments: &[&str], stdin: &str) -> Result<String, String> {
+        let kubeconfig = self.directory.path().join("kubeconfig");
+        let arguments = [&["--kubeconfig", kubeconfig.to_str().unwrap()], arguments].concat();
+        self.plane.kubectl_stdin(&arguments, stdin).map_err(|error| format!("{error:#}"))
     }
 
     /// Waits until an object of a namespace passes `check`.

@@ -193,23 +193,33 @@ fn the_pod_that_used_an_address_and_a_port_is_found() {
 
 /// Ready means that the gateways know the pod.
 #[test]
+fn the_first_connection_of_each_pod_succeeds() {
+    every_first_connection_succeeds("first", 24);
+}
+
+#[test]
+#[ignore = "two minutes, for rare races of a pod's start: cargo xtask test soak"]
 fn the_first_connection_of_each_of_200_pods_succeeds() {
+    every_first_connection_succeeds("first-200", 200);
+}
+
+fn every_first_connection_succeeds(room: &str, count: usize) {
     let cluster = BED.shared();
-    let room = Room::new(&cluster, "first");
+    let room = Room::new(&cluster, room);
     let outside = outside(&cluster);
     let target = format!("{}:{}", outside.addresses()[0], crate::egress::outside::PORT);
-    room.apply(&connects_once(&target, 200, 24)).unwrap();
+    room.apply(&connects_once(&target, count, 24)).unwrap();
     let finished = || -> Result<()> {
         let counts = room.kubectl("get job once -o jsonpath={.status.succeeded}/{.status.failed}")?;
         let (succeeded, failed) = counts.split_once('/').context("no counts")?;
-        ensure!(succeeded == "200" || !failed.is_empty(), "{counts}");
+        ensure!(succeeded == count.to_string() || !failed.is_empty(), "{counts}");
         Ok(())
     };
     eventually(5 * TIMEOUT, finished).unwrap();
     let counts = room.kubectl("get job once -o jsonpath={.status.succeeded}/{.status.failed}").unwrap();
     let events = || room.kubectl("get events --field-selector type=Warning").unwrap();
-    assert_eq!(counts, "200/", "{}", events());
+    assert_eq!(counts, format!("{count}/"), "{}", events());
     let pods = room.kubectl("get pods -l batch.kubernetes.io/job-name=once -o name").unwrap();
-    assert_eq!(pods.lines().count(), 200, "a pod was made again");
+    assert_eq!(pods.lines().count(), count, "a pod was made again");
     no_client_address_was_seen(&cluster);
 }

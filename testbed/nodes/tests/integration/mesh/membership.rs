@@ -22,7 +22,7 @@ fn nothing_is_left(node: &Node) -> Result<()> {
     let script = "ip -o link show wire_kube 2>/dev/null; nft list table inet talos_kubespan 2>/dev/null; \
                   ip rule; ip -6 rule; ip route show table 180 2>/dev/null; ip -6 route show table 180 2>/dev/null";
     let state = node.exec(&["sh", "-c", &format!("{{ {script}; true; }}")])?;
-    for left in ["wire_kube", "talos_kubespan", "32500:", "32800:", "unreachable default"] {
+    for left in ["wire_kube", "talos_kubespan", "lookup 181", "32500:", "32800:", "unreachable default"] {
         ensure!(!state.contains(left), "{}: {left} is left: {state}", node.name());
     }
     Ok(())

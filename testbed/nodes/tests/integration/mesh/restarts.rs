@@ -56,7 +56,7 @@ fn kill_leader(cluster: &Cluster, pod: &str) {
 #[test]
 fn pods_start_although_the_controller_is_killed_meanwhile() {
     let cluster = BED.alone();
-    cluster.apply(&pool("single", "10.96.128.0/26", 0)).unwrap();
+    cluster.apply(&pool("single", "10.94.128.0/26", 0)).unwrap();
     let room = Room::of_pool(&cluster, "failover", Some("single"));
     let before = leader(&cluster).unwrap();
     let manifest = format!(

@@ -55,6 +55,7 @@ fn uninstall(cluster: &Cluster, more: &[&str]) -> (Option<i32>, String) {
 
 /// The node comes back after Fairlead is gone, and is cleaned up as docs/uninstall.md says.
 #[test]
+#[ignore = "four minutes, for changes of the uninstallation: cargo xtask test soak"]
 fn a_node_that_is_off_is_named_and_can_be_left_out() {
     let mut cluster = BED.alone();
     {

@@ -9,7 +9,7 @@ use fairlead_wire::{probe, stun};
 
 use super::super::path_table::{Joined, Ports, STUN_RESPONSE, STUN_RESPONSE_MASK};
 use super::super::retests;
-use super::super::self_test::{Outcome, Way, test, works};
+use super::super::self_test::{Outcome, Sender, test, works};
 use super::{PathPort, State, readable_event};
 
 /// Time between attempts with raw sockets where neither way works in all families: each interrupts the other way.
@@ -39,7 +39,7 @@ impl PathPort {
             tracing::debug!(%error, "cannot take the table of the path socket back");
         }
         let mut others = Vec::new();
-        let outcomes = test(Way::Raw(&raw), ports.wireguard, &mut others);
+        let outcomes = test(Sender::Raw(&raw), ports.wireguard, &mut others);
         let generation = nftables::generation(&mut state.netlink).ok();
         if works(&outcomes) > state.works() && self.readable.add(&raw, readable_event()).is_ok() {
             let reason = state.failure().unwrap_or_default();
@@ -62,7 +62,7 @@ impl PathPort {
     pub(super) fn return_to_table(&self) {
         let Some(ports) = self.begin_trial() else { return };
         // Not locked: probes are received and answered meanwhile.
-        let outcomes = test(Way::Table(&self.socket), ports.wireguard, &mut Vec::new());
+        let outcomes = test(Sender::Table(&self.socket), ports.wireguard, &mut Vec::new());
         let mut state = self.lock();
         state.is_in_trial = false;
         let is_chosen =

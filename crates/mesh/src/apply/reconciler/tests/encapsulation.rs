@@ -21,7 +21,7 @@ fn with_own_address(kernel: &Shared) {
     let (prefix, flags) = ("10.0.0.1/24".parse().unwrap(), AddressFlags::PERMANENT);
     let address = Address { link: 7, prefix, scope: Scope::UNIVERSE, flags };
     kernel.lock().unwrap().network =
-        HostNetwork { links: vec![link(7, "eth0")], addresses: vec![address], routes: Vec::new() };
+        HostNetwork { links: vec![link(7, "eth0")], addresses: vec![address], ..HostNetwork::default() };
 }
 
 fn applied_routes(kernel: &Shared) -> Vec<String> {

@@ -1,0 +1,53 @@
+//! A real API server with everything of `deploy/`, and the controller with the rights of its ServiceAccount. The controllers of Kubernetes do not
+//! run, and with them no garbage collection.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::Result;
+use serde_json::Value;
+use tempfile::TempDir;
+use testbed_kube::{ControlPlane, Options};
+use testbed_lab::executable;
+
+pub(crate) struct Bed {
+    pub(crate) plane: ControlPlane,
+    controller: Child,
+    _directory: TempDir,
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        let _ = self.controller.kill();
+        let _ = self.controller.wait();
+    }
+}
+
+impl Bed {
+    /// The object is there before the controller.
+    pub(crate) fn start(object: &Value) -> Self {
+        let plane = ControlPlane::start(Options::default()).unwrap();
+        let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
+        plane.kubectl(&["apply", "-k", deploy.to_str().unwrap()]).unwrap();
+        plane.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=120s"]).unwrap();
+        plane.apply(&object.to_string()).unwrap();
+        let directory = TempDir::new().unwrap();
+        let kubeconfig = directory.path().join("kubeconfig");
+        let token = plane.token("fairlead-controller", "kube-system", None).unwrap();
+        plane.kubeconfig_for_token(&token, &kubeconfig, None).unwrap();
+        let controller = Command::new(executable("fairlead").unwrap())
+            .args(["controller", "--identity=controller-0"])
+            .args(["--metrics-addr=127.0.0.1:0", "--health-addr=127.0.0.1:0"])
+            .env("KUBECONFIG", kubeconfig)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self { plane, controller, _directory: directory }
+    }
+
+    pub(crate) fn get(&self, arguments: &[&str]) -> Result<Value> {
+        let arguments = [&["get", "-o", "json"], arguments].concat();
+        Ok(serde_json::from_str(&self.plane.kubectl(&arguments)?)?)
+    }
+}
