@@ -22,7 +22,6 @@ const ENVIRONMENT: u64 = 4;
 const NETWORK_CONFIG: u64 = 7;
 const TRY_AGAIN_LATER: u64 = 11;
 const NOT_AVAILABLE: u64 = 50;
-const LIMITED: u64 = 51;
 const CHANGED: u64 = 101;
 /// Exit code of `fairlead ipam check` when it found something.
 const FOUND: i32 = 3;
@@ -56,7 +55,7 @@ fn call(node: &Node, operation: &str, container: &Container, configuration: &Val
 
 fn call_with_uid(node: &Node, operation: &str, of: &Container, configuration: &Value, uid: &str) -> Output {
     let plugin = executable("fairlead-cni").unwrap();
-    let Container { id, pod, namespace, netns } = of;
+    let Container { id, pod, namespace, netns, .. } = of;
     let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={pod};K8S_POD_UID={uid}");
     let mut command = node.host.command(&plugin).unwrap();
     command
@@ -168,8 +167,9 @@ fn a_dry_pool_is_told_at_the_pod_and_by_status(world: &mut World) {
     }
     let event = event(world, "puddle", "dry", "PoolExhausted");
     assert!(event["message"].as_str().unwrap().contains("puddle does not have free blocks"), "{event}");
-    let (code, text) = refused(&call(at, "STATUS", &first, &configuration(at)));
-    assert!(code == LIMITED && text.contains("puddle") && text.contains("corrupt"), "{code} {text}");
+    // A runtime makes the Node NotReady when STATUS fails, and the pods that run here are evicted.
+    let status = call(at, "STATUS", &first, &configuration(at));
+    assert!(status.status.success(), "{status:?}");
     // Events on Nodes are in the namespace `default`.
     let of_node = self::event(world, "default", NODE, "WireGuardKeyUnusable");
     assert!(of_node["message"].as_str().unwrap().contains("is corrupt"), "{of_node}");

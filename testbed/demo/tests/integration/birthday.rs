@@ -157,11 +157,13 @@ fn birthday_attempts_succeed_in_99_of_100_runs() {
     for run in 0..runs {
         bed.wait_for_direct();
         most = most.max(bed.tracked(RESTRICTED)).max(bed.tracked(SYMMETRIC));
-        println!("{run}: {:?} {}", bed.endpoints().unwrap(), flow.name());
+        let [mapping, _] = bed.endpoints().unwrap();
+        println!("{run}: {mapping:?} {}", flow.name());
         bed.forget_mappings(SYMMETRIC);
+        // The next attempt may have found another port before anyone looked.
         let is_lost = || {
             let ends = bed.endpoints()?;
-            ensure!(ends.iter().all(Option::is_none), "{ends:?}");
+            ensure!(ends[0] != mapping, "{ends:?}");
             Ok(())
         };
         testbed_lab::eventually(TIMEOUT, is_lost).unwrap();

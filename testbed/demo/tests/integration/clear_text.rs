@@ -1,11 +1,14 @@
 //! Traffic that leaves a site of a mesh and is not encrypted.
 
-use anyhow::ensure;
-use fairlead_demo::World;
-use fairlead_demo::judge::counters;
-use testbed_lab::{Router, eventually};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use crate::outage::{TIMEOUT, node};
+use anyhow::ensure;
+use fairlead_demo::judge::counters;
+use fairlead_demo::{World, topology};
+use testbed_lab::{NatSite, Router, eventually};
+
+use crate::outage::{self, TIMEOUT, gaps_are_within, node, udp};
 use crate::site::reached;
 
 /// Rules that count, on a router, packets with addresses of pods: traffic with the Internet beside WireGuard, the relay and the API server.
@@ -67,4 +70,55 @@ pub(crate) fn none_is_on_the_internet(world: &World) {
         &inside[1..]
     );
     assert_eq!(inside[1..].iter().sum::<u64>(), 0, "{listed}");
+}
+
+/// Parts of a node that keep packets in the mesh, and commands of another program that take each away (docs/mesh.md, "Rules and tables of other
+/// programs").
+const PARTS: [(&str, &str); 3] = [
+    ("the marks", "nft delete table inet talos_kubespan"),
+    ("the guard", "nft delete table inet fairlead_guard"),
+    (
+        "the first rules",
+        "for pref in 100 101 102 103 104 105; do for family in -4 -6; do \
+         while ip $family rule del pref $pref 2>/dev/null; do :; done; done; done",
+    ),
+];
+/// Longest gap in traffic: the guard drops what the rules do not lead into the mesh until they are there again.
+const GAP: Duration = Duration::from_secs(5);
+
+/// Two of three lines are gone at once, each pair after the other: the third holds until the node program has made them anew.
+#[test]
+fn nothing_is_in_clear_text_while_two_parts_of_a_node_are_gone_at_once() {
+    let world = outage::mesh_of(&topology::two_sites());
+    let routers: Vec<&Router> = world.sites.iter().map(NatSite::router).collect();
+    for router in &routers {
+        router.shell(WITH_PODS).unwrap();
+    }
+    let host = &node(&world, "office-1").host;
+    let shown = || {
+        let script = "(nft list tables inet; ip rule; ip -6 rule) | grep -E 'table inet|proto 30' | sort";
+        host.shell(script).unwrap().lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>()
+    };
+    let whole = shown();
+    let flows = [udp(&world, "office-1", "cloud-1"), udp(&world, "cloud-1", "office-1")];
+    let pairs = [(0, 1), (0, 2), (1, 2)].map(|(one, other): (usize, usize)| (PARTS[one], PARTS[other]));
+    for ((one, delete), (other, delete_too)) in pairs {
+        let mark = Instant::now();
+        host.shell(&format!("{delete}; {delete_too}")).unwrap();
+        while shown() != whole {
+            assert!(mark.elapsed() < TIMEOUT, "{:#?} instead of {whole:#?}", shown());
+            thread::sleep(Duration::from_millis(5));
+        }
+        println!("{one} and {other} were gone for {:.2?} at most", mark.elapsed());
+        thread::sleep(Duration::from_secs(2));
+        gaps_are_within(&format!("without {one} and {other}"), &flows, mark, GAP);
+        for router in &routers {
+            let (clear, tunnels) = forwarded(router);
+            assert!(
+                clear == 0 && tunnels > 0,
+                "{} without {one} and {other}: {clear} in clear text, {tunnels} of WireGuard",
+                router.name()
+            );
+        }
+    }
 }

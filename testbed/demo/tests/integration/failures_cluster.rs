@@ -1,5 +1,6 @@
 //! Failures of the control plane, Fairlead's controller or the API server, as users see them.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use crate::outage::{TIMEOUT, container, loses_nothing, mesh, node, pod, resumes, tcp, took, udp, used};
@@ -119,6 +120,8 @@ fn without_the_api_server(world: &mut World, flows: &[Flow]) {
     for node in ["home-1", "cloud-2"] {
         world.plane.apply(&objects::pod(&comes_and_goes(node), node)).unwrap();
     }
+    let ran_here = with_uid(world, "ran-here", "home-1");
+    let first_address = node(world, "home-1").plugin().unwrap().add(&ran_here).unwrap();
     std::thread::sleep(Duration::from_secs(2));
     let mark = Instant::now();
     world.plane.stop_apiserver().unwrap();
@@ -127,10 +130,38 @@ fn without_the_api_server(world: &mut World, flows: &[Flow]) {
     std::thread::sleep(Duration::from_secs(20).saturating_sub(mark.elapsed()));
     loses_nothing(what, flows, mark);
     loses_nothing(what, &local, mark);
-    restarted_without_the_api_server(world, flows, local, &neighbour);
+    restarted_without_the_api_server(world, flows, local, &neighbour, (&ran_here, first_address));
 }
 
-fn restarted_without_the_api_server(world: &mut World, flows: &[Flow], local: [Flow; 2], neighbour: &Pod) {
+/// A pod as a runtime that passes its UID names it.
+fn with_uid(world: &World, name: &str, node: &str) -> Container {
+    world.plane.apply(&objects::pod(name, node)).unwrap();
+    let uid = ["get", "pod", "-n", objects::NAMESPACE, name, "-o", "jsonpath={.metadata.uid}"];
+    let uid = world.plane.kubectl(&uid).unwrap().trim().to_owned();
+    Container { uid: Some(uid), ..container(world, name, objects::NAMESPACE) }
+}
+
+/// A new sandbox of a pod that ran here, as after its sandbox has died: from what an earlier program left.
+fn gets_a_new_sandbox(world: &World, what: &str, old: &Container, first: &[IpAddr]) {
+    let plugin = node(world, "home-1").plugin().unwrap();
+    plugin.del(old).unwrap();
+    let anew = Container { id: format!("{}-anew", old.id), ..old.clone() };
+    let begun = Instant::now();
+    let addresses = plugin.add(&anew).unwrap();
+    println!("{what}: a pod that ran here has a new sandbox after {:.1} s", begun.elapsed().as_secs_f64());
+    assert!(addresses.iter().all(|address| !first.contains(address)), "{addresses:?} at once again");
+    let others = world.pods.iter().flat_map(|pod| &pod.addresses);
+    assert!(others.into_iter().all(|other| !addresses.contains(other)), "{addresses:?} twice");
+    plugin.del(&anew).unwrap();
+}
+
+fn restarted_without_the_api_server(
+    world: &mut World,
+    flows: &[Flow],
+    local: [Flow; 2],
+    neighbour: &Pod,
+    (ran_here, first_address): (&Container, Vec<IpAddr>),
+) {
     let what = "without the API server, home-1 restarted";
     let used_before = used(node(world, "home-1"));
     let restarted = Instant::now();
@@ -155,6 +186,7 @@ fn restarted_without_the_api_server(world: &mut World, flows: &[Flow], local: [F
     println!("{what}: a pod has to wait: {error}");
     plugin.del(&newcomer).unwrap();
     plugin.del(&neighbour.container).unwrap();
+    gets_a_new_sandbox(world, what, ran_here, &first_address);
     // It knows its peers from its state directory.
     resumes(what, flows, restarted, restarted, TUNNELS_FROM_SAVED_STATE);
     loses_nothing(what, &flows[1..3], restarted);
@@ -166,7 +198,7 @@ fn restarted_without_the_api_server(world: &mut World, flows: &[Flow], local: [F
     println!("{what}: the API server took {:.1} s to start", begun.elapsed().as_secs_f64());
     let counted = |world: &World| {
         let now = used(node(world, "home-1"));
-        anyhow::ensure!(now == used_before - 1, "{used_before} less one should be in use, not {now}");
+        anyhow::ensure!(now == used_before - 2, "{used_before} less two should be in use, not {now}");
         Ok(())
     };
     world.wait_for(TIMEOUT, counted).unwrap();

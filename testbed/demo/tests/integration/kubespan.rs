@@ -105,7 +105,11 @@ fn a_host_without_a_default_route_is_led_to_members_only(world: &World) {
         |to: &str, mark: u32| host.shell(&format!("ip -6 route get {to} mark {mark} 2>&1 || true")).unwrap();
     let is_led = || {
         let way = way(&pod.to_string(), 0);
-        ensure!(way.contains("dev wire_kube table 180"), "{way}");
+        ensure!(way.contains("dev wire_kube table 181"), "{way}");
+        let rule = host.shell("ip -6 rule show pref 32800")?;
+        ensure!(rule.contains("lookup 180"), "{rule}");
+        let routes = host.shell("ip -6 route show table 180")?;
+        ensure!(routes.lines().count() > 2, "{routes}");
         Ok(())
     };
     eventually(TIMEOUT, is_led).unwrap();

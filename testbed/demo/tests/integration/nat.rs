@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use fairlead_demo::cni::Pod;
-use fairlead_demo::nat_matrix::{self, Place, Way, way};
+use fairlead_demo::nat_matrix::{self, PathKind, Place, way};
 use fairlead_demo::servers;
 use fairlead_demo::{World, probe};
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ const STAYS: Duration = Duration::from_secs(20);
 /// Ways of packets from a node to another one, by their names.
 type Ways = BTreeMap<(String, String), Found>;
 
-/// Way to a peer, as a node reports it.
+/// Path to a peer, as a node reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Found {
     Direct,
@@ -189,7 +189,7 @@ fn grid(places: &[Place], ways: &Ways) -> String {
     let cell = |row: &str, column: &str| {
         let of_kinds = pairs(places).filter(|(from, to)| from.kind.name == row && to.kind.name == column);
         let between_sites =
-            of_kinds.filter(|(from, to)| from.site != to.site && way(from, to) != Way::CarrierAddresses);
+            of_kinds.filter(|(from, to)| from.site != to.site && way(from, to) != PathKind::CarrierAddresses);
         let found: BTreeSet<&str> = between_sites
             .filter_map(|(from, to)| ways.get(&(from.node.to_owned(), to.node.to_owned())))
             .map(|found| match found {
