@@ -16,8 +16,8 @@ import (
 
 const etcdStartTimeout = 60 * time.Second
 
-// startEtcd opens (or creates) the single-member store in dataDir and waits until it answers.
-func startEtcd(dataDir, logPath string, clients, peers url.URL) (*embed.Etcd, error) {
+// etcdConfig is that of the only member of a cluster, with its store in dataDir.
+func etcdConfig(dataDir, logPath string, clients, peers url.URL) *embed.Config {
 	config := embed.NewConfig()
 	config.Name, config.Dir = "bed", dataDir
 	config.LogLevel, config.LogOutputs = "warn", []string{logPath}
@@ -28,9 +28,14 @@ func startEtcd(dataDir, logPath string, clients, peers url.URL) (*embed.Etcd, er
 	config.ListenClientUrls, config.AdvertiseClientUrls = []url.URL{clients}, []url.URL{clients}
 	config.ListenPeerUrls, config.AdvertisePeerUrls = []url.URL{peers}, []url.URL{peers}
 	config.InitialCluster = config.InitialClusterFromName(config.Name)
+	return config
+}
+
+// startEtcd opens (or creates) the store and waits until it answers: a member of several waits for most of them.
+func startEtcd(config *embed.Config) (*embed.Etcd, error) {
 	store, err := embed.StartEtcd(config)
 	if err != nil {
-		return nil, fmt.Errorf("start etcd in %s: %w", dataDir, err)
+		return nil, fmt.Errorf("start etcd in %s: %w", config.Dir, err)
 	}
 	select {
 	case <-store.Server.ReadyNotify():
@@ -40,10 +45,10 @@ func startEtcd(dataDir, logPath string, clients, peers url.URL) (*embed.Etcd, er
 		err = fmt.Errorf("not ready after %v", etcdStartTimeout)
 	}
 	store.Close()
-	return nil, fmt.Errorf("etcd in %s: %w (log: %s)", dataDir, err, logPath)
+	return nil, fmt.Errorf("etcd in %s: %w (log: %s)", config.Dir, err, config.LogOutputs[0])
 }
 
-// startLocalEtcd is startEtcd on free ports of the loopback interface; it also returns the client URL.
+// startLocalEtcd starts one on free ports of the loopback interface; it also returns the client URL.
 func startLocalEtcd(dataDir, logPath string) (*embed.Etcd, string, error) {
 	var urls [2]url.URL
 	for i := range urls {
@@ -53,7 +58,7 @@ func startLocalEtcd(dataDir, logPath string) (*embed.Etcd, string, error) {
 		}
 		urls[i] = url.URL{Scheme: "http", Host: net.JoinHostPort("127.0.0.1", fmt.Sprint(port))}
 	}
-	store, err := startEtcd(dataDir, logPath, urls[0], urls[1])
+	store, err := startEtcd(etcdConfig(dataDir, logPath, urls[0], urls[1]))
 	return store, urls[0].String(), err
 }
 
@@ -71,9 +76,14 @@ func etcdMain(args []string) error {
 	if err := errors.Join(clientsErr, peersErr); err != nil {
 		return err
 	}
+	return runEtcd(etcdConfig(*dataDir, "stderr", *clients, *peers))
+}
+
+// runEtcd serves until a signal comes.
+func runEtcd(config *embed.Config) error {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
-	store, err := startEtcd(*dataDir, "stderr", *clients, *peers)
+	store, err := startEtcd(config)
 	if err != nil {
 		return err
 	}

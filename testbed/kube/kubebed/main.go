@@ -1,6 +1,7 @@
 // Command kubebed is a Kubernetes control plane for tests, built from Go modules alone.
 //
 //	kubebed up -dir DIR [flags]     etcd, an API server and, if asked, controllers and scheduler (up.go)
+//	kubebed member PROGRAM [flags]  one program of a control plane that several machines share (member.go)
 //	kubebed PROGRAM ARGS...         one of Kubernetes's programs, or etcd, with its own arguments
 //
 // It exists so that tests talk to the real API server instead of to an imitation. It is not for
@@ -43,28 +44,36 @@ func main() {
 	if len(os.Args) < 2 {
 		usage()
 	}
-	// The programs below find their own name and arguments where they would as separate binaries.
+	// kubectl finds its own name and arguments where it would as a separate binary.
 	os.Args = os.Args[1:]
 	switch name := os.Args[0]; name {
 	case "up":
 		exitOn(name, up(os.Args[1:]))
 	case "etcd":
 		exitOn(name, etcdMain(os.Args[1:]))
+	case "member":
+		exitOn(name, member(os.Args[1:]))
 	case "kubectl":
 		if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {
 			kubectlutil.CheckErr(err)
 		}
 	default:
-		newCommand, known := daemons[name]
-		if !known {
+		if _, known := daemons[name]; !known {
 			usage()
 		}
-		os.Exit(cli.Run(newCommand()))
+		runDaemon(name, os.Args[1:])
 	}
 }
 
+// runDaemon is one of Kubernetes's programs, to its end.
+func runDaemon(name string, args []string) {
+	// The program finds its own name and arguments where it would as a separate binary.
+	os.Args = append([]string{name}, args...)
+	os.Exit(cli.Run(daemons[name]()))
+}
+
 func usage() {
-	fmt.Fprintln(os.Stderr, "usage: kubebed up|etcd|kubectl|kube-apiserver|kube-controller-manager|kube-scheduler|kubelet|kube-proxy ARGS...")
+	fmt.Fprintln(os.Stderr, "usage: kubebed up|member|etcd|kubectl|kube-apiserver|kube-controller-manager|kube-scheduler|kubelet|kube-proxy ARGS...")
 	os.Exit(2)
 }
 

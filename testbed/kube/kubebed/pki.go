@@ -87,6 +87,14 @@ func (a *authority) issueServer(file string, addresses []net.IP, names []string)
 	return a.issue(file, template)
 }
 
+// issuePeer makes file.crt and file.key for programs that are servers and clients of each other.
+func (a *authority) issuePeer(file, user string, addresses []net.IP) error {
+	template := certificateTemplate(user, "")
+	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+	template.IPAddresses = addresses
+	return a.issue(file, template)
+}
+
 func (a *authority) issue(file string, template *x509.Certificate) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

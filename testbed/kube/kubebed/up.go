@@ -25,7 +25,7 @@ import (
 
 const readyTimeout = 180 * time.Second
 
-// options of `up`, as given on the command line.
+// options of a control plane, as given on the command line.
 type options struct {
 	dir            string
 	addresses      []netip.Addr
@@ -40,8 +40,17 @@ type options struct {
 }
 
 func parseOptions(args []string) (options, error) {
-	o := options{services: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}}
-	flags := flag.NewFlagSet("up", flag.ExitOnError)
+	var o options
+	flags := o.flags("up")
+	_ = flags.Parse(args) // ExitOnError
+	err := o.complete(flags)
+	return o, err
+}
+
+// flags of all commands that use a state directory.
+func (o *options) flags(command string) *flag.FlagSet {
+	o.services = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
+	flags := flag.NewFlagSet(command, flag.ExitOnError)
 	flags.StringVar(&o.dir, "dir", "", "state directory; created, or continued when it has been used before")
 	flags.IntVar(&o.port, "port", 0, "TCP port of the API server (0: a free one, or the one used before)")
 	flags.BoolVar(&o.controllers, "controllers", false, "run kube-controller-manager")
@@ -58,9 +67,13 @@ func parseOptions(args []string) (options, error) {
 	flags.Func("san", "further DNS name in the server's certificate (repeatable)", appendTo(&o.names))
 	flags.Func("apiserver-arg", "further argument for kube-apiserver (repeatable)", appendTo(&o.apiserverArgs))
 	flags.Func("controller-arg", "further argument for kube-controller-manager (repeatable)", appendTo(&o.controllerArgs))
-	_ = flags.Parse(args) // ExitOnError
+	return flags
+}
+
+// complete checks what was parsed, and fills in what follows from it.
+func (o *options) complete(flags *flag.FlagSet) (err error) {
 	if o.dir == "" || flags.NArg() > 0 {
-		return o, fmt.Errorf("-dir is needed, and nothing but flags (got %q)", flags.Args())
+		return fmt.Errorf("-dir is needed, and nothing but flags (got %q)", flags.Args())
 	}
 	if len(o.addresses) == 0 {
 		o.addresses = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
@@ -69,9 +82,8 @@ func parseOptions(args []string) (options, error) {
 	if o.addresses[0].Is6() {
 		slices.Reverse(o.services)
 	}
-	var err error
 	o.dir, err = filepath.Abs(o.dir)
-	return o, err
+	return err
 }
 
 func (o options) listenAddress() string {
@@ -236,6 +248,9 @@ func (b *bed) apiserverArguments() []string {
 	if !b.controllers {
 		// No controller creates the `default` ServiceAccounts that this plugin requires of every pod.
 		args = append(args, "--disable-admission-plugins=ServiceAccount")
+	}
+	if strings.HasPrefix(b.etcdURL, "https:") {
+		args = append(args, "--etcd-cafile="+file("ca.crt"), "--etcd-certfile="+file("etcd.crt"), "--etcd-keyfile="+file("etcd.key"))
 	}
 	return append(args, b.apiserverArgs...)
 }

@@ -1,3 +1,5 @@
+mod members;
+
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,17 +14,24 @@ use crate::kubebed::Kubebed;
 use crate::programs::Programs;
 use crate::{Options, kubeconfig};
 
+pub use members::Member;
+
 /// A running control plane; dropping it ends its programs and removes its directory.
 pub struct ControlPlane {
     // Fields are dropped in this order: the programs before the directory they write to.
-    /// `None` after a restart that failed.
+    /// `None` after a restart that failed, and where the members run them.
     servers: Mutex<Option<Servers>>,
     programs: Programs,
     options: Options,
+    /// None where all programs run here.
+    members: Vec<Member>,
     kubeconfig: PathBuf,
     server_url: String,
     directory: TempDir,
 }
+
+/// Programs that are not running cannot be stopped or started.
+const NOT_HERE: &str = "the control plane has ended, or its members run it";
 
 enum Servers {
     Kubebed(Kubebed),
@@ -57,13 +66,23 @@ impl ControlPlane {
     /// The programs cannot be built or do not become ready; the message contains the end of their logs.
     pub fn start(options: Options) -> anyhow::Result<Self> {
         let programs = Programs::find(&options)?;
-        let parent = options.parent.clone().unwrap_or_else(std::env::temp_dir);
-        let directory = TempDir::with_prefix_in("fairlead-kube-", parent)
-            .context("cannot create a temporary directory")?;
+        let directory = state_directory(&options)?;
         let servers = Servers::start(&programs, &options, directory.path())?;
+        Self::new(directory, programs, options, Vec::new(), Some(servers))
+    }
+
+    /// `directory` has the administrator's kubeconfig by now.
+    fn new(
+        directory: TempDir,
+        programs: Programs,
+        options: Options,
+        members: Vec<Member>,
+        servers: Option<Servers>,
+    ) -> anyhow::Result<Self> {
         let kubeconfig = directory.path().join("admin.kubeconfig");
         let server_url = kubeconfig::read_cluster(&kubeconfig)?.server;
-        Ok(Self { servers: Mutex::new(Some(servers)), programs, options, kubeconfig, server_url, directory })
+        let servers = Mutex::new(servers);
+        Ok(Self { servers, programs, options, members, kubeconfig, server_url, directory })
     }
 
     /// The kubeconfig of a cluster administrator. It is JSON, which readers of YAML take.
@@ -110,7 +129,7 @@ impl ControlPlane {
     /// # Errors
     /// It is stopped already, or the control plane has ended.
     pub fn stop_apiserver(&self) -> anyhow::Result<()> {
-        let result = match self.servers().as_mut().context("the control plane has ended")? {
+        let result = match self.servers().as_mut().context(NOT_HERE)? {
             Servers::Kubebed(bed) => bed.command("stop-apiserver"),
             Servers::Assets(assets) => assets.stop_apiserver(),
         };
@@ -122,7 +141,7 @@ impl ControlPlane {
     /// # Errors
     /// It runs already, or does not become ready; the end of its log is in the message.
     pub fn start_apiserver(&self) -> anyhow::Result<()> {
-        let result = match self.servers().as_mut().context("the control plane has ended")? {
+        let result = match self.servers().as_mut().context(NOT_HERE)? {
             Servers::Kubebed(bed) => bed.command("start-apiserver"),
             Servers::Assets(assets) => assets.start_apiserver(&self.programs, &self.options),
         };
@@ -152,7 +171,7 @@ impl ControlPlane {
     /// With [`Options::port`] the API server keeps its address.
     fn while_stopped(&self, work: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
         let mut servers = self.servers();
-        servers.take().context("the control plane has ended")?.kill()?;
+        servers.take().context(NOT_HERE)?.kill()?;
         work(&self.directory.path().join("etcd"))?;
         *servers = Some(Servers::start(&self.programs, &self.options, self.directory.path())?);
         Ok(())
@@ -196,6 +215,11 @@ impl ControlPlane {
         // A panic of another test thread leaves the processes as they are; they can still be stopped.
         self.servers.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn state_directory(options: &Options) -> anyhow::Result<TempDir> {
+    let parent = options.parent.clone().unwrap_or_else(std::env::temp_dir);
+    TempDir::with_prefix_in("fairlead-kube-", parent).context("cannot create a temporary directory")
 }
 
 pub(crate) fn run_kubectl<A: AsRef<OsStr>>(

@@ -87,7 +87,8 @@ pub(crate) fn end(child: &mut Child, patience: Duration) {
     let _ = child.wait();
 }
 
-fn arguments(options: &Options) -> Vec<String> {
+/// Flags of all commands that use a state directory.
+pub(crate) fn arguments(options: &Options) -> Vec<String> {
     let mut arguments = vec![
         // If this process is killed, nothing else removes the directory.
         "-ephemeral".to_owned(),

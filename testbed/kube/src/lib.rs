@@ -14,6 +14,9 @@
 //! tests, those serve instead wherever they can do what the [`Options`] ask. Data goes to a temporary
 //! directory; nothing is left behind.
 //!
+//! The programs can also run on machines of a test that each have an etcd and an API server of their own, which the test starts
+//! ([`ControlPlane::of_members`]).
+//!
 //! For clusters with real nodes there are also the [`images`] they run and upstream's [`conformance`] suite, built and kept
 //! in the same way.
 
@@ -31,7 +34,7 @@ mod programs;
 mod published;
 
 pub use build::binary;
-pub use control_plane::ControlPlane;
+pub use control_plane::{ControlPlane, Member};
 pub use multus::multus;
 pub use options::{Launcher, Options};
 pub use published::{CNI_PLUGINS, Published};
