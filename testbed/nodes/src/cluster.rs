@@ -1,25 +1,23 @@
-//! A cluster: the lab's networks, a control plane on the first node, and the nodes.
+//! A cluster: the lab's networks, a control plane, and the nodes.
 
 use std::ffi::OsStr;
 use std::fs;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
-use testbed_kube::{ControlPlane, Options};
-use testbed_lab::{Host, Ipv6, Lab, Nat, NatSite, Progress, SiteOptions, eventually};
+use testbed_kube::ControlPlane;
+use testbed_lab::{Host, Ipv6, Lab, NatSite, Progress, SiteOptions, eventually};
 
+use crate::control_plane::{self, PROXY_TOKEN, token};
 use crate::files;
 use crate::janitor::Janitor;
 use crate::node::{Membership, Node};
-use crate::topology::{Families, Network, Site, Topology};
+use crate::topology::{Families, Network, Placement, Site, Topology};
 
 /// Longest time until nodes are Ready on a busy machine.
 const READY: Duration = Duration::from_secs(180);
-/// TCP port of the API server.
-const API_PORT: u16 = 6443;
 /// Directory of the reference plugins in Debian.
 const STOCK_PLUGINS: &str = "/usr/lib/cni";
 /// Sysctls that a node behind a router needs (the prerequisites of Kubernetes' container runtimes).
@@ -62,13 +60,7 @@ impl Cluster {
         let names: Vec<&str> = hosts.iter().map(|host| host.name()).collect();
         progress.step(&format!("networks: nodes {}", names.join(", ")));
         let plane_host = hosts.first().context("a cluster needs a node")?.clone();
-        let mut plane_addresses = addresses(&plane_host, topology.families);
-        if let Some(site) = sites.first().filter(|site| site.router().nat() != Nat::None) {
-            forward_api_server(site, &plane_host)?;
-            plane_addresses.insert(0, plane_host.public_address().into());
-        }
-        let plane = control_plane(&plane_host, plane_addresses, &names, directory.path())?;
-        progress.step(&format!("API server ready at {}", plane.server_url()));
+        let plane = control_plane::prepare(&topology, &sites, &hosts, directory.path())?;
         let nodes = hosts
             .into_iter()
             .map(|host| make_node(host, &topology, &plane, &name, directory.path()))
@@ -83,7 +75,6 @@ impl Cluster {
     }
 
     fn boot(&mut self, images: &[PathBuf]) -> Result<()> {
-        self.plane.apply(RIGHTS)?;
         std::thread::scope(|scope| {
             let booting: Vec<_> = self
                 .nodes
@@ -91,8 +82,7 @@ impl Cluster {
                 .map(|node| {
                     scope.spawn(move || {
                         node.power_on_held()?;
-                        images.iter().try_for_each(|image| node.import_image(image))?;
-                        node.start_kubelet()
+                        images.iter().try_for_each(|image| node.import_image(image))
                     })
                 })
                 .collect();
@@ -101,9 +91,18 @@ impl Cluster {
                 .try_for_each(|node| node.join().unwrap_or_else(|_| Err(anyhow::anyhow!("panicked"))))
         })?;
         self.progress.step(&format!("containerd runs on every node and has {} images", images.len()));
+        eventually(READY, || self.plane.kubectl(&["get", "--raw", "/readyz"]))
+            .with_context(|| self.control_plane_logs())?;
+        self.progress.step(&format!("API server ready at {}", self.plane.server_url()));
+        self.plane.apply(RIGHTS)?;
+        self.nodes.iter().try_for_each(Node::start_kubelet)?;
         for node in &self.nodes {
             eventually(READY, || self.plane.kubectl(&["get", "node", node.name()]))
                 .with_context(|| tail(&node.log("kubelet")))?;
+        }
+        if self.placement() == Placement::EveryNode {
+            // As kubeadm does. There is no taint: pods run everywhere.
+            self.plane.kubectl(&["label", "node", "--all", "node-role.kubernetes.io/control-plane="])?;
         }
         self.progress.step("kubelet has registered every node");
         Ok(())
@@ -124,7 +123,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// All nodes; the first has the control plane.
+    /// All nodes; the first has the control plane, if not all have it.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
@@ -150,6 +149,11 @@ impl Cluster {
         self.topology.families
     }
 
+    /// Nodes that run the control plane.
+    pub fn placement(&self) -> Placement {
+        self.topology.control_plane
+    }
+
     /// The networks' routers, in the order of the topology.
     pub fn sites(&self) -> &[NatSite] {
         &self.sites
@@ -160,7 +164,7 @@ impl Cluster {
         &self.plane
     }
 
-    /// The machine of the control plane, which is also the first node's.
+    /// The first node's machine, which has the control plane or a part of it.
     pub fn plane_host(&self) -> &Host {
         &self.plane_host
     }
@@ -208,6 +212,13 @@ impl Cluster {
     /// Progress lines on standard error.
     pub fn progress(&self) -> &Progress {
         &self.progress
+    }
+
+    /// The ends of the logs of what nodes run of the control plane, for errors.
+    pub(crate) fn control_plane_logs(&self) -> String {
+        let logs = |node: &Node| ["etcd", "kube-apiserver"].map(|program| node.log(program));
+        let logs = self.nodes.iter().flat_map(logs).filter(|log| log.exists());
+        logs.map(|log| tail(&log) + "\n").collect()
     }
 
     /// Ranges of pods by the number of the node, and plain routes between the nodes of one network.
@@ -263,63 +274,6 @@ fn site_options(site: &Site, families: Families) -> SiteOptions {
     SiteOptions { ipv6, ..SiteOptions::new(site.nat, site.lan) }
 }
 
-fn addresses(host: &Host, families: Families) -> Vec<IpAddr> {
-    let ipv6 = host.address6().filter(|_| families == Families::Dual);
-    std::iter::once(IpAddr::from(host.address())).chain(ipv6.map(IpAddr::from)).collect()
-}
-
-/// Kubelets prove who they are by a token; kubeadm's certificates would say the same.
-fn token(node: &str) -> String {
-    format!("token-of-{node}")
-}
-
-const PROXY_TOKEN: &str = "token-of-kube-proxy";
-
-/// Has a router pass on what is for the API server, also what comes from behind it (hairpinning).
-fn forward_api_server(site: &NatSite, host: &Host) -> Result<()> {
-    let (public, inside, lan) = (host.public_address(), host.address(), site.router().lan());
-    site.router()
-        .shell(&format!(
-            "nft 'insert rule ip lab forward iifname \"wan\" tcp dport {API_PORT} accept'\n\
-             nft 'insert rule ip lab prerouting ip daddr {public} tcp dport {API_PORT} dnat to {inside}'\n\
-             nft 'insert rule ip lab postrouting oifname \"lan\" ip saddr {lan} ct status dnat masquerade'"
-        ))
-        .map(drop)
-}
-
-fn control_plane(
-    host: &Host,
-    addresses: Vec<IpAddr>,
-    nodes: &[&str],
-    directory: &Path,
-) -> Result<ControlPlane> {
-    let mut tokens = format!("{PROXY_TOKEN},system:kube-proxy,kube-proxy\n");
-    for node in nodes {
-        tokens += &format!("{},system:node:{node},{node},system:nodes\n", token(node));
-    }
-    let file = directory.join("tokens.csv");
-    fs::write(&file, tokens).context("cannot write the token file")?;
-    let inside = host.clone();
-    ControlPlane::start(Options {
-        launcher: Some(Box::new(move |program| {
-            // A lab that has ended cannot start anything; the command then fails with that reason.
-            inside.command(program).unwrap_or_else(|_| std::process::Command::new("/nonexistent"))
-        })),
-        addresses,
-        parent: Some(directory.to_owned()),
-        port: Some(API_PORT),
-        controllers: true,
-        scheduler: true,
-        apiserver_args: vec![
-            format!("--token-auth-file={}", file.display()),
-            "--enable-admission-plugins=NodeRestriction".to_owned(),
-            "--kubelet-preferred-address-types=InternalIP".to_owned(),
-        ],
-        controller_args: vec!["--node-monitor-grace-period=20s".to_owned()],
-        ..Options::default()
-    })
-}
-
 fn make_node(
     host: Host,
     topology: &Topology,
@@ -331,8 +285,9 @@ fn make_node(
     fs::create_dir(&own).with_context(|| format!("cannot create {}", own.display()))?;
     let (kubelet_kubeconfig, proxy_kubeconfig) =
         (own.join("kubelet.kubeconfig"), own.join("proxy.kubeconfig"));
-    plane.kubeconfig_for_token(&token(host.name()), &kubelet_kubeconfig, None)?;
-    plane.kubeconfig_for_token(PROXY_TOKEN, &proxy_kubeconfig, None)?;
+    let server = control_plane::own_server(topology, &host);
+    plane.kubeconfig_for_token(&token(host.name()), &kubelet_kubeconfig, server.as_deref())?;
+    plane.kubeconfig_for_token(PROXY_TOKEN, &proxy_kubeconfig, server.as_deref())?;
     let pods = match topology.network {
         Network::Installed { pods } => pods,
         Network::Stock if topology.families == Families::Dual => "10.244.0.0/16,fd00:10:244::/48",
@@ -347,7 +302,8 @@ fn make_node(
         kubelet_kubeconfig: &kubelet_kubeconfig,
         proxy_kubeconfig: &proxy_kubeconfig,
         pods,
-        addresses: addresses(&host, topology.families),
+        addresses: topology.families.addresses(&host),
+        control_plane: control_plane::programs(plane, host.name(), &own),
     };
     let node = Node::new(host, membership)?;
     copy_plugins(&node.directory().join("cni-bin"))?;

@@ -8,7 +8,8 @@ use testbed_kube::images;
 use testbed_lab::executable;
 
 use crate::cluster::{Cluster, tail};
-use crate::topology::Families;
+use crate::control_plane::API_PORT;
+use crate::topology::{Families, Placement};
 
 /// Longest time until the programs are up on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(180);
@@ -88,6 +89,17 @@ fn from_directory(from: &Path, to: &Path) -> PathBuf {
     up.collect::<PathBuf>().join(to.strip_prefix("/").unwrap_or(to))
 }
 
+/// Part of an overlay by which each node program uses the API server of its own node.
+fn own_api_server() -> String {
+    let variable = |name: &str, value: &str| {
+        let add = "op: add, path: /spec/template/spec/containers/0/env/-";
+        format!("      - {{{add}, value: {{name: {name}, {value}}}}}\n")
+    };
+    "patches:\n  - target: {kind: DaemonSet, name: coild}\n    patch: |-\n".to_owned()
+        + &variable("KUBERNETES_SERVICE_HOST", "valueFrom: {fieldRef: {fieldPath: status.hostIP}}")
+        + &variable("KUBERNETES_SERVICE_PORT", &format!("value: \"{API_PORT}\""))
+}
+
 /// The image that `deploy/` names.
 pub const IMAGE: &str = concat!("localhost/fairlead:", env!("CARGO_PKG_VERSION"));
 
@@ -98,7 +110,11 @@ impl Cluster {
     /// The API server refuses an object, or a program does not become ready; the message shows its output.
     pub fn install_fairlead(&self, mode: Mode) -> Result<()> {
         self.import_image(&image(self.directory(), IMAGE)?)?;
-        self.apply_fairlead(mode, &checkout().join(mode.kustomization()))
+        let kustomization = match self.placement() {
+            Placement::EveryNode => self.overlay(mode, "own-api-server", &own_api_server())?,
+            Placement::FirstNode => checkout().join(mode.kustomization()),
+        };
+        self.apply_fairlead(mode, &kustomization)
     }
 
     /// Applies a kustomization of Fairlead, a pool unless another plugin has one, and, in a mesh, the mesh, each once: nothing may depend on what comes later.
@@ -248,7 +264,7 @@ impl Cluster {
         for node in self.nodes() {
             text += &tail(&node.log("kubelet"));
         }
-        text
+        text + "\n" + &self.control_plane_logs()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Real Kubernetes nodes on one machine: kubelet, containerd and kube-proxy, for tests on what users really run.
 //!
-//! A [`Cluster`] is a lab of networks (`testbed-lab`), a real control plane on its first node (`testbed-kube`), and nodes
+//! A [`Cluster`] is a lab of networks (`testbed-lab`), a real control plane (`testbed-kube`) beside its first node or on all, and nodes
 //! that each have network, mount, process, host name, IPC and control-group namespaces of their own. Pods are real:
 //! containerd and runc start them from images, kubelet probes them, kube-proxy (nftables) serves their Services. Only
 //! the kernel is shared.
@@ -12,6 +12,7 @@
 
 mod cgroups;
 mod cluster;
+mod control_plane;
 mod files;
 pub mod install;
 mod janitor;

@@ -70,6 +70,8 @@ pub(crate) struct Membership<'a> {
     pub(crate) proxy_kubeconfig: &'a Path,
     pub(crate) pods: &'a str,
     pub(crate) addresses: Vec<IpAddr>,
+    /// Programs of the control plane that run on this node.
+    pub(crate) control_plane: Vec<Program>,
 }
 
 impl Node {
@@ -94,12 +96,13 @@ impl Node {
         let kubelet = write("kubelet.json", kubelet)?;
         let proxy = files::kube_proxy(membership.proxy_kubeconfig, &name, membership.pods).to_string();
         let proxy = write("kube-proxy.json", proxy)?;
+        let own = programs(&membership, &name, &addresses, &containerd, &kubelet, &proxy);
         let machine = Machine {
             cgroups: Layout::new(cluster, &name),
             binds,
             pretended_sysctls: pretended_sysctls(),
             directory: directory.join("log"),
-            programs: programs(&membership, &name, &addresses, &containerd, &kubelet, &proxy),
+            programs: membership.control_plane.into_iter().chain(own).collect(),
         };
         write("machine.json", serde_json::to_string_pretty(&machine)?)?;
         Ok(Self { name, host, addresses, directory, machine, power: None })
@@ -125,7 +128,7 @@ impl Node {
         &self.directory
     }
 
-    /// Log of one of its programs: `containerd`, `kubelet` or `kube-proxy`.
+    /// Log of one of its programs: `containerd`, `kubelet`, `kube-proxy`, or one of the control plane where that runs on nodes.
     pub fn log(&self, program: &str) -> PathBuf {
         self.machine.log_file(program)
     }

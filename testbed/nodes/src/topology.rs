@@ -1,7 +1,9 @@
 //! Networks of a cluster, and the nodes in them.
 
+use std::net::IpAddr;
+
 use ipnet::{Ipv4Net, Ipv6Net};
-use testbed_lab::{Ipv6, Nat};
+use testbed_lab::{Host, Ipv6, Nat};
 
 /// Address families of nodes and pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,6 +12,25 @@ pub enum Families {
     Dual,
     /// IPv4 alone.
     Ipv4,
+}
+
+impl Families {
+    /// Addresses of a machine in these families, IPv4 first.
+    pub(crate) fn addresses(self, host: &Host) -> Vec<IpAddr> {
+        let ipv6 = host.address6().filter(|_| self == Self::Dual);
+        std::iter::once(IpAddr::from(host.address())).chain(ipv6.map(IpAddr::from)).collect()
+    }
+}
+
+/// Nodes that run the control plane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placement {
+    /// Process 1 of each node keeps an etcd and an API server running, which die with the node and are the only ones that its kubelet and
+    /// kube-proxy use. Controllers and scheduler are on the first node.
+    EveryNode,
+    /// All of it runs beside the first node of the first site, and is not off when that node is. A router that translates addresses
+    /// forwards the API server's port to it.
+    FirstNode,
 }
 
 /// Network plugin of the pods.
@@ -42,9 +63,10 @@ pub struct Site {
 /// Cluster to build.
 #[derive(Debug, Clone)]
 pub struct Topology {
-    /// The control plane runs on the first node of the first site, whose router forwards the API server's port to it where it
-    /// translates addresses.
+    /// Networks with nodes.
     pub sites: Vec<Site>,
+    /// Nodes with the control plane.
+    pub control_plane: Placement,
     /// Address families of nodes and pods.
     pub families: Families,
     /// Network of the pods.
@@ -66,12 +88,17 @@ fn home(nodes: usize) -> Site {
 
 /// Two nodes on one network with public addresses, the third behind a NAT router.
 pub fn two_and_one_behind_nat(families: Families, network: Network) -> Topology {
-    Topology { sites: vec![cloud(2), home(1)], families, network }
+    Topology { sites: vec![cloud(2), home(1)], control_plane: Placement::FirstNode, families, network }
 }
 
 /// All nodes on one network.
 pub fn one_network(nodes: usize, families: Families, network: Network) -> Topology {
-    Topology { sites: vec![cloud(nodes)], families, network }
+    Topology { sites: vec![cloud(nodes)], control_plane: Placement::FirstNode, families, network }
+}
+
+/// All nodes on one network, each with etcd and an API server ("stacked etcd", kubeadm).
+pub fn stacked(nodes: usize, families: Families, network: Network) -> Topology {
+    Topology { control_plane: Placement::EveryNode, ..one_network(nodes, families, network) }
 }
 
 /// Each node behind a symmetric NAT of its own: no node reaches another one directly.
@@ -82,5 +109,5 @@ pub fn each_behind_symmetric_nat(families: Families, network: Network) -> Topolo
         Site { name, nat: Nat::SymmetricRandom, lan, ipv6, nodes: 1 }
     };
     let sites = [("east", 1), ("north", 2), ("west", 3)].map(site).to_vec();
-    Topology { sites, families, network }
+    Topology { sites, control_plane: Placement::FirstNode, families, network }
 }
