@@ -169,6 +169,7 @@ pub(crate) const RINGS: &[Ring] = &[
         // of egress send most, and allow no loss: they come last.
         alone: &["egress"],
         soak: &[
+            Soaked { package: "testbed-nodes", name: "control_plane", alone: true },
             Soaked {
                 package: "testbed-nodes",
                 name: "egress::source_addresses::a_holder_that_is_cut_off_does_not_use_its_addresses_when_it_is_back",

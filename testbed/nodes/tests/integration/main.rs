@@ -3,6 +3,7 @@
 
 mod bed;
 mod chained;
+mod control_plane;
 mod egress;
 mod mesh;
 mod outages;
