@@ -41,12 +41,11 @@ pub struct Defaults {
 }
 
 /// Seccomp profile of gateways whose template names none.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SeccompDefault {
     /// None, so that of the kubelet (`seccompDefault`).
     None,
     /// `RuntimeDefault`. That of containerd 1.6.9 and newer permits `bpf` to containers with `CAP_BPF`; that of CRI-O does not.
-    #[default]
     RuntimeDefault,
 }
 

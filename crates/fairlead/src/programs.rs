@@ -96,7 +96,7 @@ pub(crate) fn egress_controller(arguments: EgressControllerArguments) -> anyhow:
         health: arguments.health_addr,
         port: arguments.egress_port,
         image: arguments.egress_image,
-        seccomp: arguments.egress_seccomp_profile.into(),
+        seccomp: arguments.egress_seccomp_profile,
         source_addresses: arguments.egress_source_addresses,
     };
     run(async { fairlead_controller::egress::run(settings, cluster().await?, stop("shutting down")?).await })

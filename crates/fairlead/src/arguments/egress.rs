@@ -3,7 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use fairlead_api::names::FOU_PORT;
 use fairlead_cli::arguments::value_parsers::{duration, listen_address};
 use fairlead_controller::egress::{OwnPod, SeccompDefault};
@@ -37,10 +38,10 @@ pub(crate) struct EgressControllerArguments {
         long,
         value_name = "PROFILE",
         env = "FAIRLEAD_EGRESS_SECCOMP_PROFILE",
-        value_enum,
-        default_value_t
+        default_value = RUNTIME_DEFAULT,
+        value_parser = seccomp_default()
     )]
-    pub(crate) egress_seccomp_profile: SeccompProfile,
+    pub(crate) egress_seccomp_profile: SeccompDefault,
     /// Prefixes in which Egresses may have source addresses (spec.sourceAddresses) [default: none]
     #[arg(long, value_name = "CIDR", env = "FAIRLEAD_EGRESS_SOURCE_ADDRESSES", value_delimiter = ',')]
     pub(crate) egress_source_addresses: Vec<IpNet>,
@@ -60,24 +61,20 @@ pub(crate) struct EgressControllerArguments {
 }
 
 /// Values of `--egress-seccomp-profile`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum SeccompProfile {
-    /// Profile of the kubelet for pods that name none: with CRI-O, whose own profile refuses bpf
-    #[value(name = "none")]
-    None,
-    /// Profile of the container runtime
-    #[default]
-    #[value(name = "RuntimeDefault")]
-    RuntimeDefault,
-}
+const NO_PROFILE: &str = "none";
+const RUNTIME_DEFAULT: &str = "RuntimeDefault";
 
-impl From<SeccompProfile> for SeccompDefault {
-    fn from(profile: SeccompProfile) -> Self {
-        match profile {
-            SeccompProfile::None => Self::None,
-            SeccompProfile::RuntimeDefault => Self::RuntimeDefault,
-        }
-    }
+fn seccomp_default() -> impl TypedValueParser<Value = SeccompDefault> {
+    let values = [
+        PossibleValue::new(NO_PROFILE).help(
+            "Profile of the kubelet for pods that name none: with CRI-O, whose own profile refuses bpf",
+        ),
+        PossibleValue::new(RUNTIME_DEFAULT).help("Profile of the container runtime"),
+    ];
+    PossibleValuesParser::new(values).map(|name| match name.as_str() {
+        NO_PROFILE => SeccompDefault::None,
+        _ => SeccompDefault::RuntimeDefault,
+    })
 }
 
 impl EgressControllerArguments {
@@ -178,6 +175,24 @@ mod tests {
         let pod = OwnPod { namespace: "kube-system".to_owned(), name: "a".to_owned() };
         assert_eq!(arguments.pod(), Some(pod));
         assert_eq!(parse(&["--egress-port", "6000"]).egress_port, 6000);
+    }
+
+    #[test]
+    fn seccomp_profiles_are_in_the_help_and_no_others_are_taken() {
+        let profile = |flags: &[&str]| parse(flags).egress_seccomp_profile;
+        assert_eq!(profile(&[]), SeccompDefault::RuntimeDefault);
+        assert_eq!(profile(&["--egress-seccomp-profile=RuntimeDefault"]), SeccompDefault::RuntimeDefault);
+        assert_eq!(profile(&["--egress-seccomp-profile=none"]), SeccompDefault::None);
+        let refused = |flag: &str| {
+            let words = ["fairlead", "egress-controller", flag];
+            Arguments::try_parse_from(words).unwrap_err().to_string()
+        };
+        let help = refused("--help");
+        for words in ["- none: ", "- RuntimeDefault: Profile of the container", "[default: RuntimeDefault]"] {
+            assert!(help.contains(words), "{words:?} is not in {help}");
+        }
+        let error = refused("--egress-seccomp-profile=runtimedefault");
+        assert!(error.contains("[possible values: none, RuntimeDefault]"), "{error}");
     }
 
     #[test]
