@@ -43,7 +43,7 @@ pub use foreign_rules::ForeignRule;
 use foreign_rules::ForeignRules;
 use guard::Guard;
 pub use guard::{GuardProblem, Guarded};
-pub use state::{Bypass, ControlPlane, MeshState, NarrowRoute, PlainRoute};
+pub use state::{Bypass, ControlPlane, MeshState, NarrowRoute, OwnSource, PlainRoute};
 use state::{narrow_route, plain_route};
 use table::table;
 

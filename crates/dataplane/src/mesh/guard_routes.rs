@@ -240,7 +240,8 @@ impl MeshState {
     /// Source of packets that this host sends into the mesh.
     fn source(&self, family: IpFamily) -> Option<IpAddr> {
         let on_mesh = self.addresses.iter().map(IpNet::addr);
-        self.sources.iter().copied().chain(on_mesh).find(|address| IpFamily::of(*address) == family)
+        let on_host = self.sources.iter().filter(|source| source.is_on_host).map(|source| source.address);
+        on_host.chain(on_mesh).find(|address| IpFamily::of(*address) == family)
     }
 }
 

@@ -22,7 +22,7 @@ use fairlead_api::names;
 use fairlead_netlink::nftables::{AddressEnd, Chain, Expression, Hook, Meta, Rule};
 use ipnet::IpNet;
 
-use super::state::MeshState;
+use super::state::{MeshState, OwnSource};
 
 /// Before the chain that masquerades for hosts beside this node (99), and those of other programs at `srcnat` (100).
 const PRIORITY: i32 = 98;
@@ -42,7 +42,7 @@ pub struct Candidates<'a> {
 
 /// The address of each family by which this node is known to peers: one that the Node object has if a link of this host has it too, else one
 /// on the mesh, else any of this host that peers accept.
-pub fn choose(candidates: Candidates<'_>) -> Vec<IpAddr> {
+pub fn choose(candidates: Candidates<'_>) -> Vec<OwnSource> {
     let Candidates { of_node, on_mesh, claims, on_host } = candidates;
     let claimed = || claims.iter().filter(|claim| of_node.contains(claim));
     let is_held = |claim: &&IpAddr| on_host.contains(claim);
@@ -51,20 +51,19 @@ pub fn choose(candidates: Candidates<'_>) -> Vec<IpAddr> {
     let ordered: Vec<IpAddr> =
         claimed().filter(is_held).chain(on_mesh).chain(claimed()).chain(others).copied().collect();
     let of_family = |family| ordered.iter().copied().find(|address| IpFamily::of(*address) == family);
-    IpFamily::BOTH.into_iter().filter_map(of_family).collect()
+    let chosen = IpFamily::BOTH.into_iter().filter_map(of_family);
+    chosen.map(|address| OwnSource { address, is_on_host: on_host.contains(&address) }).collect()
 }
 
 /// Families of which this host has addresses and of which none is among those that were chosen, although there are targets: peers drop what
 /// the host sends to these.
 pub fn missing<'a>(
-    chosen: &[IpAddr],
+    chosen: &[OwnSource],
     on_host: &[IpAddr],
     targets: impl Iterator<Item = &'a IpNet>,
 ) -> impl Iterator<Item = IpFamily> {
-    let families = |addresses: &[IpAddr]| -> Vec<IpFamily> {
-        addresses.iter().map(|address| IpFamily::of(*address)).collect()
-    };
-    let (chosen, on_host) = (families(chosen), families(on_host));
+    let chosen: Vec<IpFamily> = chosen.iter().map(|source| IpFamily::of(source.address)).collect();
+    let on_host: Vec<IpFamily> = on_host.iter().map(|address| IpFamily::of(*address)).collect();
     let targets: BTreeSet<IpFamily> = targets.map(|target| IpFamily::of(target.addr())).collect();
     targets.into_iter().filter(move |family| on_host.contains(family) && !chosen.contains(family))
 }
@@ -75,7 +74,7 @@ pub(super) fn chain(state: &MeshState) -> Option<Chain> {
         return None;
     }
     let rules: Vec<Rule> =
-        state.bypass.sources.iter().flat_map(|source| rules(&state.interface, *source)).collect();
+        state.sources.iter().flat_map(|source| rules(&state.interface, source.address)).collect();
     (!rules.is_empty()).then_some(Chain { hook: Hook::NatPostrouting, priority: PRIORITY, rules })
 }
 
@@ -117,6 +116,10 @@ mod tests {
         texts.iter().map(|text| text.parse().unwrap()).collect()
     }
 
+    fn source(text: &str, is_on_host: bool) -> OwnSource {
+        OwnSource { address: text.parse().unwrap(), is_on_host }
+    }
+
     #[test]
     fn the_address_of_the_node_comes_before_others_that_peers_accept() {
         let of_node = addresses(&["192.0.2.9", "192.0.2.1", "2001:db8::1"]);
@@ -124,17 +127,22 @@ mod tests {
         let claims = addresses(&["198.51.100.7", "192.0.2.9", "192.0.2.1", "2001:db8::1"]);
         let on_host = addresses(&["203.0.113.1", "198.51.100.7", "192.0.2.1"]);
         let all = Candidates { of_node: &of_node, on_mesh: &on_mesh, claims: &claims, on_host: &on_host };
-        let cases: [(Candidates<'_>, &[&str]); 5] = [
-            (all, &["192.0.2.1", "fd00::1"]),
-            (Candidates { on_host: &[], on_mesh: &[], ..all }, &["192.0.2.9", "2001:db8::1"]),
+        // Each with whether a link of this host has it.
+        let cases: [(Candidates<'_>, &[(&str, bool)]); 5] = [
+            (all, &[("192.0.2.1", true), ("fd00::1", false)]),
+            (
+                Candidates { on_host: &[], on_mesh: &[], ..all },
+                &[("192.0.2.9", false), ("2001:db8::1", false)],
+            ),
             // Another member claims the address of the Node, too.
-            (Candidates { of_node: &[], ..all }, &["100.100.0.1", "fd00::1"]),
+            (Candidates { of_node: &[], ..all }, &[("100.100.0.1", false), ("fd00::1", false)]),
             // The mesh leaves out addresses of Nodes.
-            (Candidates { claims: &claims[..1], on_mesh: &[], ..all }, &["198.51.100.7"]),
+            (Candidates { claims: &claims[..1], on_mesh: &[], ..all }, &[("198.51.100.7", true)]),
             (Candidates { claims: &claims[..1], on_mesh: &[], on_host: &[], ..all }, &[]),
         ];
-        for (candidates, chosen) in cases {
-            assert_eq!(choose(candidates), addresses(chosen), "{candidates:?}");
+        for (candidates, expected) in cases {
+            let of = |(text, is_on_host): &(&str, bool)| source(text, *is_on_host);
+            assert_eq!(choose(candidates), expected.iter().map(of).collect::<Vec<_>>(), "{candidates:?}");
         }
     }
 
@@ -142,7 +150,8 @@ mod tests {
     fn a_family_of_which_the_host_has_addresses_and_peers_accept_none_is_named() {
         let targets: Vec<IpNet> = ["10.1.0.0/16", "fd00:1::/64"].map(|it| it.parse().unwrap()).to_vec();
         let found = |chosen: &[&str], on_host: &[&str], targets: &[IpNet]| -> Vec<IpFamily> {
-            missing(&addresses(chosen), &addresses(on_host), targets.iter()).collect()
+            let chosen: Vec<OwnSource> = chosen.iter().map(|text| source(text, true)).collect();
+            missing(&chosen, &addresses(on_host), targets.iter()).collect()
         };
         let both = ["192.0.2.1", "2001:db8::1"];
         assert_eq!(found(&both, &both, &targets), []);

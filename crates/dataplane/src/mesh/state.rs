@@ -37,10 +37,20 @@ pub struct MeshState {
     pub without_default: Vec<IpFamily>,
     /// UDP port of WireGuard; 0 while it is not known.
     pub listen_port: u16,
-    /// Addresses that links of this host have and other nodes accept as sources, the preferred one of a family first.
-    pub sources: Vec<IpAddr>,
+    /// Addresses by which peers know this host, at most one of each family. Packets into the device get them as their source in place of one that
+    /// peers do not accept from this node.
+    pub sources: Vec<OwnSource>,
     /// Names of the links by which packets of other nodes come past the mesh.
     pub uplinks: Vec<String>,
+}
+
+/// An address of this node, among [`Bypass::own`], that packets into the mesh have as their source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OwnSource {
+    /// The address.
+    pub address: IpAddr,
+    /// A link of this host has it: only then routes can prefer it.
+    pub is_on_host: bool,
 }
 
 /// A prefix of a node, the path to which loses packets that are longer than this. The kernel tells their senders (RFC 1191,
@@ -82,9 +92,6 @@ pub struct Bypass {
     /// Prefixes from which peers accept packets of this node: its addresses and those of its pods. Connections to other addresses of this
     /// host come past the mesh, and are answered the same way.
     pub own: Vec<IpNet>,
-    /// Addresses among `own`, at most one of each family, that packets into the device get as their source in place of one that peers do
-    /// not accept from this node.
-    pub sources: Vec<IpAddr>,
 }
 
 /// Connections between control-plane nodes; without any nodes there is no exception. Packets that a guard against clear text has to let

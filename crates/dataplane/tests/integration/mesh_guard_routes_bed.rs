@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use fairlead_dataplane::forwarding::Forwarding;
-use fairlead_dataplane::mesh::{Applier, Bypass, MeshState};
+use fairlead_dataplane::mesh::{Applier, Bypass, MeshState, OwnSource};
 use fairlead_dataplane::uplink::loosen_reverse_path_filter;
 use fairlead_dataplane::wireguard::{Preference, Settings, WireGuardDevice, open};
 use fairlead_keys::{DeviceConfig, PeerConfig, PrivateKey, PublicKey};
@@ -143,7 +143,6 @@ fn state(interface: &str, me: u8, it: u8) -> MeshState {
             relays: vec!["10.77.1.2:3478".parse().unwrap()],
             nodes: of_node(it).to_vec(),
             own,
-            sources: of_node(me).to_vec(),
             ..Bypass::default()
         },
         plain: Vec::new(),
@@ -151,7 +150,7 @@ fn state(interface: &str, me: u8, it: u8) -> MeshState {
         masqueraded: Vec::new(),
         without_default: Vec::new(),
         listen_port: WIREGUARD,
-        sources: of_node(me).to_vec(),
+        sources: of_node(me).map(|address| OwnSource { address, is_on_host: true }).to_vec(),
         uplinks: if me == 2 { vec!["eth0".to_owned(), "eth1".to_owned()] } else { vec!["eth0".to_owned()] },
     }
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use crate::mesh_common::{Namespace, apply, mesh};
-use fairlead_dataplane::mesh::{Bypass, MeshState};
+use fairlead_dataplane::mesh::{Bypass, MeshState, OwnSource};
 use fairlead_dataplane::nft_table::Applied;
 
 const PORT: u16 = 9999;
@@ -119,9 +119,11 @@ impl Bed {
         MeshState {
             bypass: Bypass {
                 own: nets(&["192.0.2.1/32", "10.9.0.0/24", "2001:db8:2::1/128", "fd09::/64"]),
-                sources: FAMILIES.map(|family| family.node.parse().unwrap()).to_vec(),
                 ..Bypass::default()
             },
+            sources: FAMILIES
+                .map(|family| OwnSource { address: family.node.parse().unwrap(), is_on_host: false })
+                .to_vec(),
             ..mesh(1420, &["10.5.0.0/16"], &["fd05::/64"])
         }
     }
@@ -257,10 +259,10 @@ fn another_address_of_the_node_rewrites_the_chain_and_none_takes_it_away() {
     ] {
         assert!(chain().contains(rule), "{rule} is not in {}", chain());
     }
-    state.bypass.sources.pop();
+    state.sources.pop();
     assert_eq!(bed.node.run(|| apply(&state).unwrap()), Applied::Rebuilt);
     assert!(!chain().contains("snat ip6") && chain().contains("192.0.2.1"), "{}", chain());
-    state.bypass.sources.clear();
+    state.sources.clear();
     assert_eq!(bed.node.run(|| apply(&state).unwrap()), Applied::Rebuilt);
     assert_eq!(chain(), "");
 }

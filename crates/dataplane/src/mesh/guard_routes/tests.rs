@@ -1,6 +1,6 @@
 use fairlead_netlink::route::RouteKind;
 
-use super::super::{Bypass, NarrowRoute, PlainRoute};
+use super::super::{Bypass, NarrowRoute, OwnSource, PlainRoute};
 use super::*;
 
 const DEVICE: u32 = 7;
@@ -28,7 +28,10 @@ fn state() -> MeshState {
         masqueraded: Vec::new(),
         without_default: Vec::new(),
         listen_port: 51821,
-        sources: vec!["192.0.2.1".parse().unwrap()],
+        sources: vec![
+            OwnSource { address: "192.0.2.1".parse().unwrap(), is_on_host: true },
+            OwnSource { address: "fd00:2::1".parse().unwrap(), is_on_host: false },
+        ],
         uplinks: Vec::new(),
     }
 }

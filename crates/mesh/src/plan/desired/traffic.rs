@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use fairlead_address::{IpFamily, PrefixSet};
 use fairlead_dataplane::mesh::sources::{self, Candidates};
-use fairlead_dataplane::mesh::{Bypass, ControlPlane, PlainRoute};
+use fairlead_dataplane::mesh::{Bypass, ControlPlane, OwnSource, PlainRoute};
 use fairlead_keys::PublicKey;
 use fairlead_topology::{self as topology, Plan};
 use ipnet::IpNet;
@@ -29,7 +29,7 @@ pub struct DesiredTraffic {
     pub(super) masqueraded: Vec<IpNet>,
     pub(super) without_default: Vec<IpFamily>,
     pub(super) listen_port: u16,
-    pub(super) sources: Vec<IpAddr>,
+    pub(super) sources: Vec<OwnSource>,
     pub(super) uplinks: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ impl DesiredTraffic {
         let control_plane = topology::control_plane(&inputs.members, &inputs.node, &plan.nodes);
         let control_plane_of =
             ControlPlane::of(control_plane.iter().map(|(node, _)| *node), &inputs.api_server);
-        let bypass = Bypass { control_plane: control_plane_of, ..bypass(inputs, host, plan, &pods) };
+        let bypass = Bypass { control_plane: control_plane_of, ..bypass(inputs, plan, &pods) };
         Self {
             mtu: mtu(inputs, host),
             targets_v4: plan.targets_ipv4.iter().copied().map(IpNet::from).collect(),
@@ -51,7 +51,7 @@ impl DesiredTraffic {
             masqueraded: plan.masqueraded.clone(),
             without_default: host.without_default.clone(),
             listen_port: host.port,
-            sources: bypass.sources.iter().filter(|it| host.addresses.contains(it)).copied().collect(),
+            sources: own_sources(inputs, host, plan),
             uplinks: host.links.values().cloned().collect(),
             bypass,
         }
@@ -71,7 +71,7 @@ impl DesiredTraffic {
     /// Families in which this host has addresses, and none that peers accept.
     pub(super) fn without_source(&self, host: &Host) -> impl Iterator<Item = IpFamily> {
         let targets = self.targets_v4.iter().chain(&self.targets_v6);
-        sources::missing(&self.bypass.sources, &host.addresses, targets)
+        sources::missing(&self.sources, &host.addresses, targets)
     }
 
     /// Prefixes that leave without a tunnel.
@@ -86,7 +86,7 @@ impl DesiredTraffic {
 }
 
 /// Packets that go past the mesh: those to real endpoints of the API server and of nodes, and answers of the relay's pods.
-fn bypass(inputs: &Inputs, host: &Host, plan: &Plan, pods: &PrefixSet) -> Bypass {
+fn bypass(inputs: &Inputs, plan: &Plan, pods: &PrefixSet) -> Bypass {
     let servers = inputs.api_server.iter().filter(|server| !pods.contains(server.ip()));
     let relays = inputs.settings.relay_pods.iter().filter(|pod| pods.contains(pod.ip()));
     let mesh = inputs.mesh_addresses().into_iter().map(|address| IpNet::from(address.addr()));
@@ -97,13 +97,12 @@ fn bypass(inputs: &Inputs, host: &Host, plan: &Plan, pods: &PrefixSet) -> Bypass
         relays: relays.copied().collect(),
         nodes: plan.nodes.iter().copied().collect(),
         own: own_prefixes(inputs).into_iter().chain(mesh).chain(beside).collect(),
-        sources: own_sources(inputs, host, plan),
         control_plane: ControlPlane::default(),
     }
 }
 
 /// Addresses by which this node is known to peers.
-fn own_sources(inputs: &Inputs, host: &Host, plan: &Plan) -> Vec<IpAddr> {
+fn own_sources(inputs: &Inputs, host: &Host, plan: &Plan) -> Vec<OwnSource> {
     let of_node = inputs.own.addresses.iter().filter(|it| !plan.is_claimed_twice(**it));
     let of_node: Vec<IpAddr> = of_node.copied().collect();
     let on_mesh: Vec<IpAddr> = inputs.mesh_addresses().iter().map(IpNet::addr).collect();
@@ -124,7 +123,7 @@ mod tests {
     fn sources_and_reasons(inputs: &Inputs) -> (Vec<String>, Vec<&'static str>) {
         let desired = Desired::new(inputs, &host(), Held::default(), &OwnAddresses::default());
         let state = desired.mesh_state("wire_kube", &BTreeSet::new(), Vec::new(), |_| None);
-        let sources = state.bypass.sources.iter().map(ToString::to_string).collect();
+        let sources = state.sources.iter().map(|source| source.address.to_string()).collect();
         (sources, desired.problems.iter().map(|problem| problem.reason()).collect())
     }
 
