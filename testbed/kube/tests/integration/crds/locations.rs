@@ -1,4 +1,7 @@
-//! Rights to set the location of a node, and the networks of its pods: administrators and controllers have them, and its kubelet has not.
+//! Rights to set the location of a node, and the networks of its pods: administrators and controllers have them, and its kubelet has not. Nor has it
+//! the right to add addresses, where `deploy/examples/node-addresses.yaml` is applied.
+
+use serde_json::json;
 
 use crate::crds::bed::{bed, is_refused_soon, mesh, refused};
 
@@ -110,4 +113,43 @@ fn a_stolen_kubelet_certificate_sets_no_networks_of_pods() {
     bed.plane.kubectl(&patch).unwrap();
     kubelet("n9", &["annotate", "node", "n9", "volumes.kubernetes.io/controller-managed-attach-detach=true"])
         .unwrap();
+}
+
+/// Where the controller of a cloud writes addresses, or administrators do.
+#[test]
+fn a_stolen_kubelet_certificate_adds_no_address_with_the_policy_for_it() {
+    let bed = bed();
+    for node in ["n13", "n14"] {
+        bed.plane.apply(&format!("{{apiVersion: v1, kind: Node, metadata: {{name: {node}}}}}")).unwrap();
+    }
+    // The cloud has not looked at this Node yet.
+    let taint = "node.cloudprovider.kubernetes.io/uninitialized=true:NoSchedule";
+    bed.plane.kubectl(&["taint", "node", "n14", taint]).unwrap();
+    bed.plane.apply(include_str!("../../../../../deploy/examples/node-addresses.yaml")).unwrap();
+    let patch = |addresses: &[(&str, &str)]| {
+        let addresses: Vec<_> =
+            addresses.iter().map(|(of, address)| json!({"type": of, "address": address})).collect();
+        json!({"status": {"addresses": addresses}}).to_string()
+    };
+    let by_kubelet = |node: &str, patch: &str, more: &[&str]| {
+        let words = ["patch", "node", node, "--subresource=status", "--type=merge", "-p", patch];
+        kubelet(node, &[&words[..], more].concat())
+    };
+    let by_cloud = |patch: &str| {
+        let words = ["patch", "node", "n13", "--subresource=status", "--type=merge", "-p", patch];
+        bed.plane.kubectl(&words).unwrap();
+    };
+    let first = ("InternalIP", "192.0.2.13");
+    by_cloud(&patch(&[first]));
+    let both = patch(&[first, ("InternalIP", "192.0.2.99")]);
+    let words = "a kubelet may not add the InternalIP 192.0.2.99 to a Node that is there";
+    is_refused_soon(words, || by_kubelet("n13", &both, &["--dry-run=server"]));
+    refused(by_kubelet("n13", &patch(&[("InternalIP", "192.0.2.99")]), &[]), words);
+    // What a field manager calls itself makes no difference.
+    refused(by_kubelet("n13", &both, &["--field-manager=cloud-controller-manager"]), words);
+    by_kubelet("n13", &patch(&[first, ("Hostname", "n13"), ("ExternalIP", "192.0.2.99")]), &[]).unwrap();
+    by_cloud(&both);
+    by_kubelet("n13", &both, &[]).unwrap();
+    by_kubelet("n13", &patch(&[first]), &[]).unwrap();
+    by_kubelet("n14", &patch(&[("InternalIP", "192.0.2.14")]), &[]).unwrap();
 }
