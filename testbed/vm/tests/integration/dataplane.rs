@@ -1,10 +1,12 @@
 //! Fairlead's data plane against another kernel than this machine's: one that has WireGuard and fou, and one without IPv6. Its own
 //! test programs, built on this machine, run in the VM.
 
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use testbed_vm::Options;
+use tempfile::TempDir;
+use testbed_vm::{Options, Vm};
 
 /// The test program of a package: `cargo xtask test` names all that it has built, each as `PACKAGE KIND PATH` on a line.
 fn test_program(package: &str, kind: Kind) -> PathBuf {
@@ -76,23 +78,72 @@ fn rendered(messages: &str) -> String {
     json(messages).filter_map(|message| text(&message, "/message/rendered")).collect()
 }
 
-/// Runs those of a package's tests whose names contain `filter` in the VM.
-fn run(package: &str, kind: Kind, filter: &str, requires: &str, kernel_arguments: &'static str) {
-    let directory = tempfile::tempdir().unwrap();
-    let copy = directory.path().join(package);
-    let program = test_program(package, kind);
-    let status = Command::new("strip").arg("-o").args([&copy, &program]).status().unwrap();
-    assert!(status.success(), "strip: {status}");
-    let mut command = Command::new(copy);
-    command.args([filter, "--include-ignored", "--nocapture", "--test-threads", "1"]);
-    run_command(command, requires, kernel_arguments);
+/// Test programs that run in one VM, one after the other: to boot it costs more than most of them.
+const PROGRAMS: [(&str, Kind); 5] = [
+    ("fairlead-dataplane", Kind::Integration),
+    ("fairlead-tunnel", Kind::Integration),
+    ("fairlead-fou", Kind::Integration),
+    ("fairlead-egress-client", Kind::Unit),
+    ("fairlead-egress-gateway", Kind::Integration),
+];
+
+/// A VM with all test programs. `None` after a command that the VM did not survive.
+struct Machine {
+    programs: TempDir,
+    vm: Option<Vm>,
 }
 
-fn run_command(mut command: Command, requires: &str, kernel_arguments: &'static str) {
-    command.env(requires, "1").env("RUST_BACKTRACE", "1").current_dir("/root");
-    // A test program lies in memory twice while it is unpacked.
-    let options = Options { memory_mib: 1536, kernel_arguments, ..Options::default() };
-    let output = testbed_vm::run(&command, options).unwrap();
+impl Machine {
+    fn new() -> Self {
+        let programs = tempfile::tempdir().unwrap();
+        for (package, kind) in PROGRAMS {
+            strip(&test_program(package, kind), &programs.path().join(package));
+        }
+        Self { programs, vm: None }
+    }
+
+    fn run(&mut self, package: &str, filter: &str, requires: &str) -> Output {
+        let mut vm = self.vm.take().unwrap_or_else(|| self.boot());
+        let output = vm.run(&tests(&self.programs.path().join(package), filter, requires)).unwrap();
+        self.vm = Some(vm);
+        output
+    }
+
+    fn boot(&self) -> Vm {
+        let files = PROGRAMS.map(|(package, _)| self.programs.path().join(package)).to_vec();
+        Vm::start(&Options { memory_mib: 2560, files, ..Options::default() }).unwrap()
+    }
+}
+
+/// The machine that all tests share for as long as one of them runs or waits for it.
+static SHARED: Mutex<Weak<Mutex<Machine>>> = Mutex::new(Weak::new());
+
+fn shared() -> Arc<Mutex<Machine>> {
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    shared.upgrade().unwrap_or_else(|| {
+        let machine = Arc::new(Mutex::new(Machine::new()));
+        *shared = Arc::downgrade(&machine);
+        machine
+    })
+}
+
+fn strip(program: &Path, copy: &Path) {
+    let status = Command::new("strip").arg("-o").args([copy, program]).status().unwrap();
+    assert!(status.success(), "strip: {status}");
+}
+
+/// Command of those tests of a program whose names contain `filter`.
+fn tests(program: &Path, filter: &str, requires: &str) -> Command {
+    let mut command = Command::new(program);
+    command
+        .args([filter, "--include-ignored", "--nocapture", "--test-threads", "1"])
+        .env(requires, "1")
+        .env("RUST_BACKTRACE", "1")
+        .current_dir("/root");
+    command
+}
+
+fn judge(output: &Output) {
     let stdout = String::from_utf8_lossy(&output.stdout);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}\n{stdout}\n{stderr}", output.status);
@@ -103,46 +154,54 @@ fn run_command(mut command: Command, requires: &str, kernel_arguments: &'static 
     println!("{stdout}");
 }
 
+/// Runs those of a package's tests whose names contain `filter` in the VM.
+fn run(package: &str, filter: &str, requires: &str) {
+    let machine = shared();
+    let output = machine.lock().unwrap_or_else(PoisonError::into_inner).run(package, filter, requires);
+    judge(&output);
+}
+
 #[test]
 fn the_data_plane_drives_kernel_wireguard() {
-    integration("fairlead-dataplane", "kernel_wireguard::", "FAIRLEAD_KERNEL_WIREGUARD");
+    run("fairlead-dataplane", "kernel_wireguard::", "FAIRLEAD_KERNEL_WIREGUARD");
 }
 
 #[test]
 fn the_embedded_wireguard_and_the_kernels_understand_each_other() {
-    integration("fairlead-tunnel", "kernel_judge::", "FAIRLEAD_KERNEL_WIREGUARD");
+    run("fairlead-tunnel", "kernel_judge::", "FAIRLEAD_KERNEL_WIREGUARD");
 }
 
 #[test]
 fn the_data_plane_drives_the_kernels_ip_tunnels() {
-    integration("fairlead-dataplane", "encapsulation::", "FAIRLEAD_KERNEL_TUNNELS");
+    run("fairlead-dataplane", "encapsulation::", "FAIRLEAD_KERNEL_TUNNELS");
 }
 
 #[test]
 fn the_data_plane_attaches_pods_without_ipv6() {
-    run("fairlead-dataplane", Kind::Integration, "no_ipv6::", "FAIRLEAD_NO_IPV6", "ipv6.disable=1");
+    let directory = tempfile::tempdir().unwrap();
+    let copy = directory.path().join("fairlead-dataplane");
+    strip(&test_program("fairlead-dataplane", Kind::Integration), &copy);
+    // A test program lies in memory twice while it is unpacked.
+    let options = Options { memory_mib: 1536, kernel_arguments: "ipv6.disable=1", ..Options::default() };
+    judge(&testbed_vm::run(&tests(&copy, "no_ipv6::", "FAIRLEAD_NO_IPV6"), options).unwrap());
 }
 
 #[test]
 fn fou_tunnels_by_bpf_and_the_kernels_understand_each_other() {
-    integration("fairlead-fou", "kernel_peer::", "FAIRLEAD_KERNEL_FOU");
+    run("fairlead-fou", "kernel_peer::", "FAIRLEAD_KERNEL_FOU");
 }
 
 #[test]
 fn fou_tunnels_of_pods_that_coil_has_set_up_and_ours_understand_each_other() {
-    integration("fairlead-fou", "coil_peer::", "FAIRLEAD_KERNEL_FOU");
+    run("fairlead-fou", "coil_peer::", "FAIRLEAD_KERNEL_FOU");
 }
 
 #[test]
 fn the_node_program_takes_over_clients_that_coil_has_set_up() {
-    run("fairlead-egress-client", Kind::Unit, "tests::coil::", "FAIRLEAD_KERNEL_FOU", "");
+    run("fairlead-egress-client", "tests::coil::", "FAIRLEAD_KERNEL_FOU");
 }
 
 #[test]
 fn the_gateway_program_takes_over_gateways_that_coil_has_set_up() {
-    integration("fairlead-egress-gateway", "coil_gateway::", "FAIRLEAD_KERNEL_FOU");
-}
-
-fn integration(package: &str, module: &str, requires: &str) {
-    run(package, Kind::Integration, module, requires, "");
+    run("fairlead-egress-gateway", "coil_gateway::", "FAIRLEAD_KERNEL_FOU");
 }
