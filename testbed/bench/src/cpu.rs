@@ -1,15 +1,38 @@
-//! CPU time and memory of processes, as the kernel counts them.
+//! CPU time of the machine, and CPU time and memory of processes, as the kernel counts them.
 
 use std::collections::BTreeMap;
 use std::fs;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 /// `USER_HZ` (`asm-generic/param.h`): the unit of times in `/proc`, the same on every architecture we support.
 const TICKS_PER_SECOND: f64 = 100.0;
 /// Positions of `utime` and `stime` behind the command's name in `/proc/PID/stat` (proc_pid_stat(5): 14 and 15, of
 /// which the first two are the process id and the name).
 const TIMES: std::ops::Range<usize> = 11..13;
+
+/// Seconds that all processors of the machine have worked so far: forwarding belongs to no process.
+///
+/// # Errors
+/// `/proc` cannot be read.
+pub(crate) fn machine_seconds() -> Result<f64> {
+    let text = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
+    busy_seconds(text.lines().next().unwrap_or_default())
+}
+
+/// All times of the first line of `/proc/stat` (proc(5)) but idle, I/O wait and what other machines took, in seconds.
+///
+/// # Errors
+/// It is another line.
+pub(crate) fn busy_seconds(line: &str) -> Result<f64> {
+    let times = line.split_ascii_whitespace().skip(1).map(|time| time.parse::<u32>().map(f64::from));
+    let times: Vec<f64> =
+        times.collect::<Result<_, _>>().with_context(|| format!("no CPU times: {line:?}"))?;
+    let [user, nice, system, _, _, irq, softirq, ..] = times.as_slice() else {
+        bail!("too few CPU times: {line:?}");
+    };
+    Ok((user + nice + system + irq + softirq) / TICKS_PER_SECOND)
+}
 
 /// Seconds that a process and all its threads have spent so far, in user space and in the kernel.
 ///
@@ -109,7 +132,8 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_times() {
+    fn this_process_and_the_machine_have_times() {
         assert!(seconds_of(std::process::id()).unwrap() >= 0.0);
+        assert!(machine_seconds().unwrap() > 0.0);
     }
 }

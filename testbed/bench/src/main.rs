@@ -15,6 +15,7 @@ mod cni;
 mod cpu;
 mod egress;
 mod growth;
+mod guard;
 mod ipam;
 mod joining;
 mod mesh;
@@ -46,6 +47,7 @@ Benchmarks (all of them without a name):
   cni      start and end pods: ours with a real API server, and ptp with host-local (5 minutes)
   egress   through a gateway and by plain translation, and our FoU tunnels and the kernel's in a VM (15 minutes)
   growth   a cluster grows from 2 to 60 real nodes at five sites, until all reach each other (ours alone, 5 minutes)
+  guard    packets that a node forwards and sends, with what keeps them in the mesh and without (ours alone, 3 minutes)
   handover embedded WireGuard under full load goes to the next process: delay and loss of a probe (ours alone, 2 minutes)
   ipam     a cluster of 1,000 nodes and 100,000 pods against a real API server (ours alone, 5 minutes)
   mesh     plan a mesh, follow a change of one member, and a discovery server under load (ours alone, 12 minutes)
@@ -62,11 +64,11 @@ Options:
   --quick     fewer pods, nodes and rounds, where a benchmark would take minutes
   --json      an array of {case, subject, metric, unit, value, samples} instead of a table; value is the median
   --peers N   mesh-scale with this many peers, instead of its three sizes; agents with this many;
-              growth to this many nodes
+              growth to this many nodes; guard with so many other nodes
   --blocks N  mesh-scale with this many blocks; twice the peers without it
   --rtt MS    nat with so many milliseconds for the way between two sites and back
-  --rounds N  egress and tunnel-kernel with so many rounds; handover with so many hand-overs of each end
-  --seconds N egress and tunnel-kernel with so many seconds for each transfer
+  --rounds N  egress, guard and tunnel-kernel with so many rounds; handover with so many hand-overs of each end
+  --seconds N egress, guard and tunnel-kernel with so many seconds for each transfer
 
 Needs root, the Debian packages binutils, iperf3, iproute2, iputils-ping, nftables and wireguard-tools, and Go. nft and
 plan take 20 s each at most.
@@ -109,6 +111,7 @@ const CASES: &[Case] = &[
     Case { name: cni::CASE, run: cni::run },
     Case { name: egress::CASE, run: egress::run },
     Case { name: growth::CASE, run: growth::run },
+    Case { name: guard::CASE, run: guard::run },
     Case { name: tunnel::handover::CASE, run: tunnel::handover::run },
     Case { name: ipam::CASE, run: ipam::run },
     Case { name: mesh::CASE, run: mesh::run },
@@ -301,7 +304,7 @@ mod tests {
         let message = parsed(&["tunel"]).unwrap_err().to_string();
         assert_eq!(
             message,
-            "unknown benchmark or option \"tunel\": choose from agents, cni, egress, growth, handover, ipam, mesh, mesh-scale, nat, nft, plan, probe-socket, relay, tunnel, tunnel-kernel, --quick, --json, --peers, --blocks, --rtt, --rounds and --seconds"
+            "unknown benchmark or option \"tunel\": choose from agents, cni, egress, growth, guard, handover, ipam, mesh, mesh-scale, nat, nft, plan, probe-socket, relay, tunnel, tunnel-kernel, --quick, --json, --peers, --blocks, --rtt, --rounds and --seconds"
         );
     }
 

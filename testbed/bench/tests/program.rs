@@ -17,7 +17,7 @@ fn an_unknown_benchmark_fails_and_writes_nothing_to_stdout() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "");
     assert_eq!(
         String::from_utf8_lossy(&output.stderr),
-        "error: unknown benchmark or option \"tunel\": choose from agents, cni, egress, growth, handover, ipam, mesh, mesh-scale, nat, nft, plan, probe-socket, relay, tunnel, tunnel-kernel, --quick, --json, --peers, --blocks, --rtt, --rounds and --seconds\n"
+        "error: unknown benchmark or option \"tunel\": choose from agents, cni, egress, growth, guard, handover, ipam, mesh, mesh-scale, nat, nft, plan, probe-socket, relay, tunnel, tunnel-kernel, --quick, --json, --peers, --blocks, --rtt, --rounds and --seconds\n"
     );
 }
 

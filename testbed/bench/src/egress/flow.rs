@@ -6,10 +6,8 @@ use anyhow::{Context, Result, ensure};
 use fairlead_address::IpFamily;
 use serde::Deserialize;
 
+use crate::cpu::busy_seconds;
 use crate::tunnel::iperf;
-
-/// `USER_HZ` (`asm-generic/param.h`): the unit of times in `/proc/stat`.
-const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Kind of traffic that is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,17 +110,6 @@ fn arrived(json: &str) -> Result<(f64, f64)> {
     }
     let arrived = iperf::parse(json)?;
     Ok((arrived.bytes, arrived.bits_per_second))
-}
-
-/// All times of the first line of `/proc/stat` (proc(5)) but idle, I/O wait and what other machines took.
-fn busy_seconds(line: &str) -> Result<f64> {
-    let times = line.split_ascii_whitespace().skip(1).map(|time| time.parse::<u32>().map(f64::from));
-    let times: Vec<f64> =
-        times.collect::<Result<_, _>>().with_context(|| format!("no CPU times: {line:?}"))?;
-    let [user, nice, system, _, _, irq, softirq, ..] = times.as_slice() else {
-        anyhow::bail!("too few CPU times: {line:?}");
-    };
-    Ok((user + nice + system + irq + softirq) / TICKS_PER_SECOND)
 }
 
 #[cfg(test)]
