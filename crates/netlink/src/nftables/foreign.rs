@@ -1,4 +1,5 @@
 //! Chains of other programs at the forward hook, and rules in them that accept packets with a bit of the mark.
+//! [`routing`] has rules that change marks or check sources.
 //!
 //! A verdict to accept in one table does not count in the next one of the same hook: a packet is forwarded only if each chain accepts
 //! it. So what another program's chain drops by its policy can only be let through in that chain.
@@ -6,6 +7,7 @@
 //! The rule has the form of iptables' own `mark` and `comment` matches (`linux/netfilter/nf_tables_compat.h`): every version of
 //! iptables-nft prints and restores it. Versions before 1.8.9 read a native comparison of the mark as a rule without a condition.
 
+pub mod routing;
 mod walk;
 
 use std::fmt;
@@ -116,22 +118,30 @@ impl fmt::Display for ForwardChain {
 /// # Errors
 /// The kernel refuses (no nftables, no right), or its answer cannot be decoded.
 pub fn forward_chains(socket: &mut Socket) -> Result<Vec<ForwardChain>> {
-    let what = "list the tables of nftables";
-    let replies = socket.dump(&request(libc::NFT_MSG_GETTABLE, libc::AF_UNSPEC as u8, what, |_| {})?)?;
-    let tables: Parsed<Vec<_>> = replies.iter().map(parse_table).collect();
-    let tables = explain(what, tables)?;
+    let tables = tables(socket)?;
     let what = "list the chains of nftables";
     let replies = socket.dump(&request(libc::NFT_MSG_GETCHAIN, libc::AF_UNSPEC as u8, what, |_| {})?)?;
     let chains: Parsed<Vec<_>> = replies.iter().map(parse_chain).collect();
     let mut chains: Vec<ForwardChain> = explain(what, chains)?.into_iter().flatten().collect();
     chains.retain_mut(|chain| {
-        let is_its =
-            |(family, name, _): &&(u8, String, u32)| *family == chain.family.number() && *name == chain.table;
-        let flags = tables.iter().find(is_its).map_or(0, |(_, _, flags)| *flags);
+        let flags = flags_of(&tables, chain.family, &chain.table);
         chain.is_owned = flags & TABLE_OWNED != 0;
         flags & TABLE_DORMANT == 0
     });
     Ok(chains)
+}
+
+/// Tables: family, name and flags.
+fn tables(socket: &mut Socket) -> Result<Vec<(u8, String, u32)>> {
+    let what = "list the tables of nftables";
+    let replies = socket.dump(&request(libc::NFT_MSG_GETTABLE, libc::AF_UNSPEC as u8, what, |_| {})?)?;
+    let tables: Parsed<Vec<_>> = replies.iter().map(parse_table).collect();
+    explain(what, tables)
+}
+
+fn flags_of(tables: &[(u8, String, u32)], family: TableFamily, table: &str) -> u32 {
+    let found = tables.iter().find(|(number, name, _)| *number == family.number() && name == table);
+    found.map_or(0, |(_, _, flags)| *flags)
 }
 
 /// A rule that accepts each packet with certain bits of the mark.

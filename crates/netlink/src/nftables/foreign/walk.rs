@@ -11,8 +11,8 @@ use crate::nftables::uapi::{NF_ACCEPT, rule};
 use crate::{Reply, Result, Socket};
 
 /// `NFT_META_IIFNAME`, `NFT_META_OIFNAME`
-const META_INPUT: u32 = 6;
-const META_OUTPUT: u32 = 7;
+pub(super) const META_INPUT: u32 = 6;
+pub(super) const META_OUTPUT: u32 = 7;
 /// `NFT_JUMP`, `NFT_GOTO`, `NFT_RETURN`
 const JUMP: u32 = -3_i32 as u32;
 const GOTO: u32 = -4_i32 as u32;
@@ -20,7 +20,7 @@ const RETURN: u32 = -5_i32 as u32;
 /// `IFNAMSIZ`
 const INTERFACE_NAME: usize = 16;
 /// Most chains that one jumps from to the next (`NFT_JUMP_STACK_SIZE`), and most rules that are looked at.
-const MAX_DEPTH: usize = 16;
+pub(super) const MAX_DEPTH: usize = 16;
 const MAX_RULES: usize = 100_000;
 
 /// Whether the chain refuses the first packet of a connection that comes in by one device and leaves by another, as far as rules look at
@@ -80,11 +80,12 @@ enum Condition {
     Other,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Verdict {
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) enum Verdict {
     Accept,
     Goto(String),
     Jump(String),
+    #[default]
     None,
     Refuse,
     Return,
@@ -134,7 +135,7 @@ fn parse_expressions(expressions: &[u8]) -> Parsed<ForeignRule> {
 }
 
 /// `NFTA_IMMEDIATE_DATA`, in it `NFTA_DATA_VERDICT`, in it `NFTA_VERDICT_CODE` and `_CHAIN`.
-fn parse_verdict(data: &[u8]) -> Parsed<Option<Verdict>> {
+pub(super) fn parse_verdict(data: &[u8]) -> Parsed<Option<Verdict>> {
     let Some(verdict) = find(require(data, 2)?, 2)? else { return Ok(None) };
     let chain = || -> Parsed<String> { Ok(text(require(verdict, 2)?)?.to_owned()) };
     Ok(Some(match be32(require(verdict, 1)?)? {
@@ -206,7 +207,8 @@ impl Walk<'_> {
     }
 }
 
-fn padded(name: &str) -> [u8; INTERFACE_NAME] {
+/// Name as the kernel compares it, filled up with zeros.
+pub(super) fn padded(name: &str) -> [u8; INTERFACE_NAME] {
     let mut bytes = [0; INTERFACE_NAME];
     bytes.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from);
     bytes

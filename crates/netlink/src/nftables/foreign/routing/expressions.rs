@@ -1,0 +1,492 @@
+//! Effect and conditions of a rule, from its expressions.
+//!
+//! iptables-nft has its own extensions (`linux/netfilter/nf_tables_compat.h`): the targets `MARK` and `CONNMARK`, and the match `rpfilter`.
+
+use std::collections::BTreeMap;
+
+use crate::nftables::attributes::{Parsed, array, attributes, be32, find, require, text};
+use crate::nftables::foreign::walk::{META_INPUT, META_OUTPUT, Verdict, padded, parse_verdict};
+use crate::nftables::foreign::{MATCH_INFO, MATCH_NAME, META_MARK, value};
+use crate::nftables::uapi::rule;
+
+/// `NFT_REG_VERDICT`
+const VERDICT_REGISTER: u32 = 0;
+/// `NFT_META_L4PROTO`, and `IPPROTO_UDP`.
+const META_PROTOCOL: u32 = 16;
+const PROTOCOL_UDP: u8 = 17;
+/// `NFTA_FIB_F_SADDR`, `_MARK`, `_IIF`
+const FIB_SOURCE: u32 = 1;
+const FIB_MARK: u32 = 4;
+const FIB_INPUT: u32 = 8;
+/// `NFT_FIB_RESULT_OIF`, `_OIFNAME`
+const FIB_DEVICE: [u32; 2] = [1, 2];
+/// `XT_RPFILTER_LOOSE`, `_VALID_MARK`, `_INVERT` (`linux/netfilter/xt_rpfilter.h`)
+const RPFILTER_LOOSE: u8 = 1;
+const RPFILTER_VALID_MARK: u8 = 2;
+const RPFILTER_INVERT: u8 = 8;
+/// `XT_CONNMARK_RESTORE` (`linux/netfilter/xt_connmark.h`)
+const CONNMARK_RESTORE: u8 = 2;
+
+/// Mark of a packet behind a rule, as far as it follows from the mark before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MarkChange {
+    /// Bits that stay as they were; all others are cleared.
+    pub kept: u32,
+    /// Bits that are inverted then.
+    pub set: u32,
+    /// Bits of which nothing is known, such as those of the connection's mark.
+    pub unknown: u32,
+}
+
+impl MarkChange {
+    const NONE: Self = Self { kept: u32::MAX, set: 0, unknown: 0 };
+    const UNKNOWN: Self = Self { kept: 0, set: 0, unknown: u32::MAX };
+
+    /// Mark behind the rule of a packet with this one; bits of which nothing is known are zero.
+    pub const fn of(self, mark: u32) -> u32 {
+        ((mark & self.kept) ^ self.set) & !self.unknown
+    }
+
+    const fn constant(set: u32) -> Self {
+        Self { kept: 0, set, unknown: 0 }
+    }
+
+    /// Followed by an expression that keeps the bits of a mask, and then inverts some.
+    const fn masked(self, mask: u32, inverted: u32) -> Self {
+        Self { kept: self.kept & mask, set: (self.set & mask) ^ inverted, unknown: self.unknown & mask }
+    }
+}
+
+/// Effect of a rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// Changes the mark.
+    Mark(MarkChange),
+    /// Drops packets that came in by another device than the one by which their source is reached (RFC 3704), looked up without their mark.
+    SourceCheck,
+}
+
+/// Condition on the name of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceName {
+    /// The device by which the packet came in; else the one by which it leaves.
+    pub is_input: bool,
+    /// The name begins with [`Self::bytes`]; else it does not.
+    pub is_equal: bool,
+    /// Begin of the name, or all of it with a zero behind it.
+    pub bytes: Vec<u8>,
+}
+
+/// Conditions of a rule, with those of the jumps that lead to it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Conditions {
+    /// Conditions on devices.
+    pub devices: Vec<DeviceName>,
+    /// Others that not every UDP packet meets.
+    pub has_more: bool,
+}
+
+impl Conditions {
+    /// Whether every UDP packet meets them that comes in by one device and leaves by the other; "" is none.
+    pub fn are_met(&self, input: &str, output: &str) -> bool {
+        let (input, output) = (padded(input), padded(output));
+        let is_met = |it: &DeviceName| {
+            let name = if it.is_input { &input } else { &output };
+            name.starts_with(&it.bytes) == it.is_equal
+        };
+        !self.has_more && self.devices.iter().all(is_met)
+    }
+
+    pub(super) fn with(&self, others: &Self) -> Self {
+        let devices = self.devices.iter().chain(&others.devices).cloned().collect();
+        Self { devices, has_more: self.has_more || others.has_more }
+    }
+
+    /// Whether only packets meet them that stay on this host.
+    pub(super) fn are_of_loopback(&self) -> bool {
+        self.devices.iter().any(|it| it.is_equal && it.bytes.starts_with(b"lo\0"))
+    }
+}
+
+/// A rule as the kernel shows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct ParsedRule {
+    pub(super) handle: u64,
+    pub(super) effect: Option<Effect>,
+    pub(super) conditions: Conditions,
+    pub(super) packets: Option<u64>,
+    pub(super) verdict: Verdict,
+}
+
+/// Reads the expressions of a rule; the handle is none of them.
+pub(super) fn parse_expressions(expressions: &[u8]) -> Parsed<ParsedRule> {
+    let mut reader = Reader::default();
+    for element in attributes(expressions) {
+        let (_, element) = element?;
+        let data = find(element, rule::EXPRESSION_DATA)?.unwrap_or_default();
+        reader.expression(text(require(element, rule::EXPRESSION_NAME)?)?, data)?;
+    }
+    Ok(reader.finish())
+}
+
+/// Content of a register.
+#[derive(Debug, Clone, Copy)]
+enum Loaded {
+    Device {
+        is_input: bool,
+    },
+    Mark(MarkChange),
+    Protocol,
+    /// Device by which the source is reached without the packet's mark, zero if it is not the one by which the packet came.
+    SourceDevice,
+}
+
+/// Follows a rule's expressions.
+#[derive(Debug, Default)]
+struct Reader {
+    parsed: ParsedRule,
+    registers: BTreeMap<u32, Loaded>,
+    /// Whether it is for packets that fail a check of their source.
+    checks_source: bool,
+}
+
+impl Reader {
+    fn expression(&mut self, name: &str, data: &[u8]) -> Parsed<()> {
+        match name {
+            "bitwise" => self.bitwise(data)?,
+            "cmp" => self.compare(data)?,
+            "counter" => {
+                let packets = find(data, rule::COUNTER_PACKETS)?.map(array).transpose()?;
+                self.parsed.packets = packets.map(u64::from_be_bytes);
+            }
+            // `NFTA_CT_DREG`; without one it sets something.
+            "ct" => {
+                if let Some(register) = find(data, 1)? {
+                    self.load(register, Some(Loaded::Mark(MarkChange::UNKNOWN)))?;
+                }
+            }
+            "fib" => self.look_up_source(data)?,
+            "immediate" => self.immediate(data)?,
+            "log" => {}
+            "lookup" => {
+                self.registers.clear();
+                self.parsed.conditions.has_more = true;
+                // `NFTA_LOOKUP_DREG`: of a map of verdicts, some end the way of packets.
+                if find(data, 3)?.map(be32).transpose()? == Some(VERDICT_REGISTER) {
+                    self.parsed.verdict = Verdict::Accept;
+                }
+            }
+            "match" => self.extension(data)?,
+            "meta" => self.meta(data)?,
+            "reject" => self.parsed.verdict = Verdict::Refuse,
+            "target" => self.target(data)?,
+            _ => {
+                self.registers.clear();
+                self.parsed.conditions.has_more = true;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> ParsedRule {
+        if self.checks_source && self.parsed.verdict == Verdict::Refuse {
+            self.parsed.effect = Some(Effect::SourceCheck);
+        } else if self.checks_source {
+            self.parsed.conditions.has_more = true;
+        }
+        self.parsed
+    }
+
+    /// `None` is for what does not matter.
+    fn load(&mut self, register: &[u8], loaded: Option<Loaded>) -> Parsed<()> {
+        let register = be32(register)?;
+        match loaded {
+            Some(loaded) => {
+                self.registers.insert(register, loaded);
+            }
+            None => {
+                self.registers.remove(&register);
+            }
+        }
+        Ok(())
+    }
+
+    fn loaded(&self, register: &[u8]) -> Parsed<Option<Loaded>> {
+        Ok(self.registers.get(&be32(register)?).copied())
+    }
+
+    /// `NFTA_BITWISE_SREG`, `_DREG`, `_MASK`, `_XOR` and `_OP`, of which the first is the one with a mask.
+    fn bitwise(&mut self, data: &[u8]) -> Parsed<()> {
+        let is_mask = find(data, 6)?.map_or(Ok(0), be32)? == 0;
+        let operands = number(value(data, 4)?).zip(number(value(data, 5)?));
+        let result = match (self.loaded(require(data, 1)?)?, operands) {
+            (Some(Loaded::Mark(change)), Some((mask, inverted))) if is_mask => {
+                Some(Loaded::Mark(change.masked(mask, inverted)))
+            }
+            _ => None,
+        };
+        self.load(require(data, 2)?, result)
+    }
+
+    /// `NFTA_CMP_SREG`, `_OP` (0 is equal, 1 is not equal) and `_DATA`.
+    fn compare(&mut self, data: &[u8]) -> Parsed<()> {
+        let operation = be32(require(data, 2)?)?;
+        let with = value(data, 3)?;
+        match (self.loaded(require(data, 1)?)?, operation) {
+            (Some(Loaded::Device { is_input }), 0 | 1) => {
+                let condition = DeviceName { is_input, is_equal: operation == 0, bytes: with.to_vec() };
+                self.parsed.conditions.devices.push(condition);
+            }
+            (Some(Loaded::Protocol), 0) if with == [PROTOCOL_UDP] => {}
+            (Some(Loaded::SourceDevice), 0) if with.iter().all(|byte| *byte == 0) => {
+                self.checks_source = true;
+            }
+            _ => self.parsed.conditions.has_more = true,
+        }
+        Ok(())
+    }
+
+    /// `NFTA_FIB_DREG`, `_RESULT` and `_FLAGS`.
+    fn look_up_source(&mut self, data: &[u8]) -> Parsed<()> {
+        let result = be32(require(data, 2)?)?;
+        let flags = be32(require(data, 3)?)?;
+        let is_check = flags & (FIB_SOURCE | FIB_INPUT | FIB_MARK) == FIB_SOURCE | FIB_INPUT;
+        let loaded = (is_check && FIB_DEVICE.contains(&result)).then_some(Loaded::SourceDevice);
+        self.load(require(data, 1)?, loaded)
+    }
+
+    /// A verdict, or a constant: `NFTA_IMMEDIATE_DREG` and `_DATA`.
+    fn immediate(&mut self, data: &[u8]) -> Parsed<()> {
+        if let Some(verdict) = parse_verdict(data)? {
+            self.parsed.verdict = verdict;
+            return Ok(());
+        }
+        let constant = number(value(data, 2)?).map(|number| Loaded::Mark(MarkChange::constant(number)));
+        self.load(require(data, 1)?, constant)
+    }
+
+    fn extension(&mut self, data: &[u8]) -> Parsed<()> {
+        match text(require(data, MATCH_NAME)?)? {
+            "comment" => {}
+            "rpfilter" => {
+                let flags = require(data, MATCH_INFO)?.first().copied().unwrap_or_default();
+                let known = RPFILTER_LOOSE | RPFILTER_VALID_MARK | RPFILTER_INVERT;
+                self.checks_source |= flags & known == RPFILTER_INVERT;
+                self.parsed.conditions.has_more |= flags & known != RPFILTER_INVERT;
+            }
+            _ => self.parsed.conditions.has_more = true,
+        }
+        Ok(())
+    }
+
+    /// `NFTA_META_DREG`, `_KEY` and `_SREG`: with the first it loads, with the last it sets.
+    fn meta(&mut self, data: &[u8]) -> Parsed<()> {
+        let key = be32(require(data, 2)?)?;
+        if let Some(register) = find(data, 1)? {
+            let loaded = match key {
+                META_INPUT => Some(Loaded::Device { is_input: true }),
+                META_MARK => Some(Loaded::Mark(MarkChange::NONE)),
+                META_OUTPUT => Some(Loaded::Device { is_input: false }),
+                META_PROTOCOL => Some(Loaded::Protocol),
+                _ => None,
+            };
+            return self.load(register, loaded);
+        }
+        if key == META_MARK {
+            let change = match self.loaded(require(data, 3)?)? {
+                Some(Loaded::Mark(change)) => change,
+                _ => MarkChange::UNKNOWN,
+            };
+            self.parsed.effect = Some(Effect::Mark(change));
+        }
+        Ok(())
+    }
+
+    /// `NFTA_TARGET_NAME`, `_REV` and `_INFO`
+    fn target(&mut self, data: &[u8]) -> Parsed<()> {
+        let info = require(data, 3)?;
+        let change = match (text(require(data, 1)?)?, be32(require(data, 2)?)?) {
+            ("CONNMARK", revision @ (1 | 2)) => connection_mark(info, revision),
+            ("MARK", 2) => mark(info),
+            _ => None,
+        };
+        if let Some(change) = change {
+            self.parsed.effect = Some(Effect::Mark(change));
+        }
+        Ok(())
+    }
+}
+
+/// `struct xt_mark_tginfo2` (`linux/netfilter/xt_mark.h`): mark and mask; the bits of the mask are cleared before those of the mark are inverted.
+fn mark(info: &[u8]) -> Option<MarkChange> {
+    Some(MarkChange { kept: !word(info, 4)?, set: word(info, 0)?, unknown: 0 })
+}
+
+/// `struct xt_connmark_tginfo1` and `_tginfo2` (`linux/netfilter/xt_connmark.h`): mark, mask of the connection's mark, mask of the packet's, then
+/// in the second one the direction and the width of a shift, and the mode. `None` where it does not change the packet's mark.
+fn connection_mark(info: &[u8], revision: u32) -> Option<MarkChange> {
+    let (mode, shift) = if revision == 1 { (info.get(12)?, 0) } else { (info.get(14)?, *info.get(13)?) };
+    let unknown = if shift == 0 { word(info, 4)? } else { u32::MAX };
+    (*mode == CONNMARK_RESTORE).then_some(MarkChange { kept: !word(info, 8)?, set: 0, unknown })
+}
+
+fn word(info: &[u8], offset: usize) -> Option<u32> {
+    info.get(offset..)?.first_chunk().copied().map(u32::from_ne_bytes)
+}
+
+/// Four bytes in host order.
+fn number(bytes: &[u8]) -> Option<u32> {
+    <[u8; 4]>::try_from(bytes).ok().map(u32::from_ne_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::nftables::attributes::AttributeWriter;
+    use crate::nftables::{Comparison, Expression, Meta};
+
+    const STORE: Expression = Expression::StoreMeta(Meta::Mark);
+
+    fn written(write: impl FnOnce(&mut AttributeWriter)) -> ParsedRule {
+        let mut list = AttributeWriter::new(&[]);
+        write(&mut list);
+        parse_expressions(&list.finish("test").unwrap()).unwrap()
+    }
+
+    fn of(expressions: &[Expression]) -> ParsedRule {
+        written(|list| expressions.iter().for_each(|expression| expression.write(list)))
+    }
+
+    /// An extension of iptables: name, revision and what it has.
+    fn extension(list: &mut AttributeWriter, kind: &str, name: &str, revision: u32, info: &[u8]) {
+        list.nested(1, |element| {
+            element.text(rule::EXPRESSION_NAME, kind);
+            element.nested(rule::EXPRESSION_DATA, |data| {
+                data.text(1, name);
+                data.be32(2, revision);
+                data.bytes(3, info);
+            });
+        });
+    }
+
+    fn target(name: &str, revision: u32, words: &[u32], rest: &[u8]) -> Option<Effect> {
+        let info: Vec<u8> =
+            words.iter().flat_map(|word| word.to_ne_bytes()).chain(rest.iter().copied()).collect();
+        written(|list| extension(list, "target", name, revision, &info)).effect
+    }
+
+    fn change(rule: &ParsedRule) -> MarkChange {
+        match rule.effect {
+            Some(Effect::Mark(change)) => change,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_mark_behind_a_rule_follows_from_the_one_before() {
+        let constant = of(&[Expression::LoadConstant(0xc8_u32.to_ne_bytes().to_vec()), STORE]);
+        assert_eq!(change(&constant), MarkChange::constant(0xc8));
+        let added = change(&of(&Expression::replace_mark(u32::MAX, 0x40)));
+        assert_eq!((added.of(0x20), added.of(0x40), added.unknown), (0x60, 0x40, 0));
+        let kept = change(&of(&Expression::replace_mark(0x60, 1)));
+        assert_eq!((kept.of(0x1_0023), kept.unknown), (0x21, 0));
+        let restored = of(&[Expression::LoadConnectionMark, STORE]);
+        assert_eq!(change(&restored), MarkChange::UNKNOWN);
+        assert!(!restored.conditions.has_more);
+        let bits = Expression::replace_bits(0xff00, 0);
+        let part = change(&of(&[Expression::LoadConnectionMark, bits, STORE]));
+        assert_eq!((part.kept, part.set, part.unknown), (0, 0, 0xff00));
+        let map = of(&[Expression::LoadMeta(Meta::Mark), Expression::LookupMap("m".to_owned()), STORE]);
+        assert_eq!(change(&map), MarkChange::UNKNOWN);
+        let saved = of(&[Expression::LoadMeta(Meta::Mark), Expression::StoreConnectionMark]);
+        assert_eq!(saved.effect, None);
+    }
+
+    #[test]
+    fn extensions_of_iptables_change_marks_as_well() {
+        let mark = |kept, set, unknown| Some(Effect::Mark(MarkChange { kept, set, unknown }));
+        assert_eq!(target("MARK", 2, &[6, u32::MAX], &[]), mark(0, 6, 0));
+        assert_eq!(target("MARK", 2, &[0x4000, 0x4000], &[]), mark(!0x4000, 0x4000, 0));
+        let all = [0, u32::MAX, u32::MAX];
+        assert_eq!(target("CONNMARK", 1, &all, &[CONNMARK_RESTORE, 0, 0, 0]), mark(0, 0, u32::MAX));
+        assert_eq!(target("CONNMARK", 1, &all, &[1, 0, 0, 0]), None, "it saves the packet's mark");
+        let some = [0, 0x3f00, 0x3f00];
+        assert_eq!(target("CONNMARK", 2, &some, &[0, 0, CONNMARK_RESTORE, 0]), mark(!0x3f00, 0, 0x3f00));
+        assert_eq!(target("CONNMARK", 2, &some, &[0, 4, CONNMARK_RESTORE, 0]), mark(!0x3f00, 0, u32::MAX));
+        assert_eq!(target("MARK", 2, &[6], &[]), None);
+        assert_eq!(target("TCPMSS", 0, &[1], &[]), None);
+    }
+
+    #[test]
+    fn conditions_on_devices_and_udp_are_known() {
+        let to =
+            |device: &str| [Expression::LoadMeta(Meta::OutputInterface), Expression::is_interface(device)];
+        let protocol = |number: u8| {
+            let is_it = Expression::Compare(Comparison::Equal, vec![number]);
+            [Expression::LoadMeta(Meta::TransportProtocol), is_it]
+        };
+        let udp = of(&[&to("eth0")[..], &protocol(PROTOCOL_UDP), &Expression::replace_mark(0, 1)].concat());
+        assert!(udp.conditions.are_met("", "eth0"));
+        assert!(!udp.conditions.are_met("", "eth01") && !udp.conditions.are_met("eth0", "eth1"));
+        let tcp = of(&[&protocol(6)[..], &Expression::replace_mark(0, 1)].concat());
+        assert!(tcp.conditions.has_more && !tcp.conditions.are_met("", "eth0"));
+        let marked =
+            of(&[Expression::mark_is(0, u32::MAX), Expression::replace_mark(0, 1).to_vec()].concat());
+        assert!(marked.conditions.has_more);
+        let but = [Expression::LoadMeta(Meta::OutputInterface), Expression::is_other_interface("lo")];
+        assert!(of(&but).conditions.are_met("", "eth0") && !of(&but).conditions.are_met("", "lo"));
+        let verdicts = written(|list| {
+            list.nested(1, |element| {
+                element.text(rule::EXPRESSION_NAME, "lookup");
+                element.nested(rule::EXPRESSION_DATA, |data| data.be32(3, VERDICT_REGISTER));
+            });
+        });
+        assert_eq!((verdicts.verdict, verdicts.conditions.has_more), (Verdict::Accept, true));
+        let all = udp.conditions.with(&of(&to("eth1")).conditions);
+        assert!(!all.are_met("", "eth0") && !all.are_met("", "eth1"));
+    }
+
+    #[test]
+    fn a_check_of_sources_without_the_mark_is_found() {
+        let missing = Expression::Compare(Comparison::Equal, vec![0]);
+        let check = |end| of(&[Expression::LoadSourceIsReachable, missing.clone(), Expression::Counter, end]);
+        assert_eq!(check(Expression::Drop).effect, Some(Effect::SourceCheck));
+        assert!(!check(Expression::Drop).conditions.has_more);
+        assert_eq!(check(Expression::Accept).effect, None);
+        assert!(check(Expression::Accept).conditions.has_more);
+        let rpfilter = |flags: u8, end: Expression| {
+            written(|list| {
+                extension(list, "match", "rpfilter", 0, &[flags, 0, 0, 0]);
+                end.write(list);
+            })
+        };
+        assert_eq!(rpfilter(RPFILTER_INVERT, Expression::Drop).effect, Some(Effect::SourceCheck));
+        for other in [RPFILTER_VALID_MARK, RPFILTER_LOOSE] {
+            let rule = rpfilter(RPFILTER_INVERT | other, Expression::Drop);
+            assert_eq!((rule.effect, rule.conditions.has_more), (None, true));
+        }
+        assert_eq!(rpfilter(0, Expression::Accept).effect, None);
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_an_error_or_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = parse_expressions(&bytes);
+        }
+
+        #[test]
+        fn hostile_extensions_are_an_error_or_nothing(
+            name in "(MARK|CONNMARK|rpfilter|comment)",
+            revision in 0_u32..4,
+            info in proptest::collection::vec(any::<u8>(), 0..24),
+        ) {
+            for kind in ["match", "target"] {
+                let mut list = AttributeWriter::new(&[]);
+                extension(&mut list, kind, &name, revision, &info);
+                let _ = parse_expressions(&list.finish("test").unwrap());
+            }
+        }
+    }
+}
