@@ -30,6 +30,8 @@ use crate::uplink::{accept_ipv6, has_ipv6, relax_reverse_path_filter};
 mod arriving;
 mod changes;
 mod control_plane;
+mod foreign;
+mod foreign_packets;
 mod foreign_rules;
 mod guard;
 mod guard_routes;
@@ -39,6 +41,9 @@ mod state;
 mod table;
 
 pub use changes::concerns;
+pub use foreign::Foreign;
+use foreign_packets::ForeignPacketRules;
+pub use foreign_packets::{ForeignPacketRule, Harm};
 pub use foreign_rules::ForeignRule;
 use foreign_rules::ForeignRules;
 use guard::Guard;
@@ -56,6 +61,7 @@ pub struct Applier {
     table: Keeper,
     guard: Guard,
     foreign_rules: ForeignRules,
+    foreign_packets: ForeignPacketRules,
     forward_rules: ForwardRules,
     forwarding: Forwarding,
     /// Addresses that the device was given last.
@@ -97,6 +103,7 @@ impl Applier {
         self.guard.follow(&self.table);
         let guarded = self.guard.apply(state);
         let foreign = self.look_for_foreign_rules(state);
+        self.foreign_packets.observe(&state.uplinks, SystemTime::now());
         self.table.follow(self.guard.keeper());
         let applied = applied?;
         device?;
@@ -110,9 +117,11 @@ impl Applier {
         Ok(applied)
     }
 
-    /// Rules of other programs that come before those of the mesh, as of the last [`Self::apply`].
-    pub fn foreign_rules(&self) -> &[ForeignRule] {
-        self.foreign_rules.found()
+    /// Rules of other programs that work against the mesh, as of the last [`Self::apply`].
+    pub fn foreign(&self) -> Vec<Foreign> {
+        let routing = self.foreign_rules.found().iter().cloned().map(|rule| Foreign::Routing(Box::new(rule)));
+        let packets = self.foreign_packets.found().iter().cloned();
+        routing.chain(packets.map(|rule| Foreign::Packets(Box::new(rule)))).collect()
     }
 
     /// Packets that the guard has dropped, as of the last [`Self::apply`].

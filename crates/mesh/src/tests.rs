@@ -11,7 +11,7 @@ use std::time::Instant;
 use fairlead_address::IpFamily;
 use fairlead_dataplane::encapsulation::{Encapsulation, Tunnels};
 use fairlead_dataplane::forwarding::ForwardingProblem;
-use fairlead_dataplane::mesh::{ForeignRule, Guarded, MeshState};
+use fairlead_dataplane::mesh::{Foreign, Guarded, MeshState};
 use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::uplink::{HostNetwork, SysctlError};
 use fairlead_dataplane::wireguard::{
@@ -216,7 +216,7 @@ impl Kernel for FakeKernel {
         self.0.lock().unwrap().guarded.clone()
     }
 
-    fn foreign_rules(&self) -> Vec<ForeignRule> {
+    fn foreign(&self) -> Vec<Foreign> {
         Vec::new()
     }
 

@@ -25,9 +25,7 @@ pub struct ForeignRule {
 
 impl ForeignRule {
     /// One word for conditions, Events and metrics.
-    pub const fn reason(&self) -> &'static str {
-        "ForeignRoutingRule"
-    }
+    pub(super) const REASON: &'static str = "ForeignRoutingRule";
 }
 
 impl fmt::Display for ForeignRule {

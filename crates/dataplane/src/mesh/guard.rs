@@ -57,7 +57,7 @@ use crate::nft_table::{Applied, Keeper};
 /// Behind all firewalls: what these drop is not counted.
 const PRIORITY_FORWARDED: i32 = 300;
 /// Before `srcnat` (`NF_IP_PRI_NAT_SRC`, 100), and the mesh's own before that.
-const PRIORITY_LEAVING: i32 = 90;
+pub(super) const PRIORITY_LEAVING: i32 = 90;
 /// There while frames between ports of bridges pass the hooks of IP.
 const BRIDGE_NETFILTER: &str = "/proc/sys/net/bridge";
 /// Time without a dropped packet after which there is no problem any more.

@@ -90,7 +90,7 @@ const ICMPV6_TYPE: u32 = 0;
 const ICMPV6_ROUTER_SOLICITATION: u8 = 133;
 const ICMPV6_REDIRECT: u8 = 137;
 /// Priority of both chains (KubeSpan): `filter`.
-const PRIORITY: i32 = 0;
+pub(super) const PRIORITY: i32 = 0;
 
 /// Priority of the chain that masquerades: before `srcnat` (`NF_IP_PRI_NAT_SRC`, 100), where masquerading of pods is.
 const PRIORITY_MASQUERADE: i32 = 99;

@@ -13,6 +13,7 @@ mod kernel_wireguard;
 mod masquerade;
 mod mesh_common;
 mod mesh_control_plane;
+mod mesh_foreign;
 mod mesh_guard;
 mod mesh_guard_routes;
 mod mesh_guard_routes_bed;

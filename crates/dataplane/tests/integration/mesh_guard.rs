@@ -125,7 +125,7 @@ fn bound(address: SocketAddr) -> UdpSocket {
 }
 
 /// Sends a datagram from a port with a mark.
-fn send(from: &Namespace, (target, port): (&str, u16), (source, mark): (u16, u32)) {
+pub(crate) fn send(from: &Namespace, (target, port): (&str, u16), (source, mark): (u16, u32)) {
     let target: IpAddr = target.parse().unwrap();
     let any: SocketAddr =
         if target.is_ipv4() { ([0; 4], source).into() } else { ([0_u16; 8], source).into() };

@@ -26,7 +26,7 @@ const PROVIDER: &str = "ip route add default via 192.0.2.2 dev eth0 table 77; ip
      ip -6 route add default via fd02::2 dev eth0 table 77; ip -6 rule add pref 200 from fd02::1 lookup 77; \
      ip rule add pref 201 from 10.77.1.0/24 lookup 77; ip -6 rule add pref 201 from fd77:1::/64 lookup 77";
 /// Neither the rules nor the table that drops what leaves by another device.
-const WITHOUT_GUARD: &str = "nft delete table inet fairlead_guard 2>/dev/null || true; for pref in 100 101 102 103 104 105; do for family in -4 -6; do \
+pub(crate) const WITHOUT_GUARD: &str = "nft delete table inet fairlead_guard 2>/dev/null || true; for pref in 100 101 102 103 104 105; do for family in -4 -6; do \
      while ip $family rule del pref $pref 2>/dev/null; do :; done; done; done";
 
 /// Sends from the pod and from the host to pod and node of the other side. Returns clear and encrypted packets, and the answers' count.

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use fairlead_dataplane::forwarding::Forwarding;
-use fairlead_dataplane::mesh::{Applier, Bypass, MeshState, OwnSource};
+use fairlead_dataplane::mesh::{Applier, Bypass, Foreign, MeshState, OwnSource};
 use fairlead_dataplane::uplink::loosen_reverse_path_filter;
 use fairlead_dataplane::wireguard::{Preference, Settings, WireGuardDevice, open};
 use fairlead_keys::{DeviceConfig, PeerConfig, PrivateKey, PublicKey};
@@ -113,6 +113,11 @@ impl Side {
     /// Findings of the last application about firewalls.
     pub(crate) fn forwarding(&self) -> &Forwarding {
         self.applier.forwarding()
+    }
+
+    /// Rules of other programs that the last application has found.
+    pub(crate) fn foreign(&self) -> Vec<Foreign> {
+        self.applier.foreign()
     }
 
     fn apply(&mut self) {

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use fairlead_dataplane::encapsulation::{self, Encapsulation, Tunnels};
 use fairlead_dataplane::forwarding::ForwardingProblem;
-use fairlead_dataplane::mesh::{self, Applier, ForeignRule, Guarded, MeshState};
+use fairlead_dataplane::mesh::{self, Applier, Foreign, Guarded, MeshState};
 use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::uplink::{self, HostNetwork, SysctlError};
 use fairlead_dataplane::wireguard::{self, Settings, WireGuardDevice};
@@ -24,8 +24,8 @@ pub trait Kernel: Send + 'static {
     /// Packets for the mesh that were about to leave outside of it, and were dropped, as of the last [`Self::apply`].
     fn guarded(&self) -> Guarded;
 
-    /// Rules of other programs that come before those of the mesh, as of the last [`Self::apply`].
-    fn foreign_rules(&self) -> Vec<ForeignRule>;
+    /// Rules of other programs that work against the mesh, as of the last [`Self::apply`].
+    fn foreign(&self) -> Vec<Foreign>;
 
     /// Description of an object of another program that has the same numbers; `None` if they are free or ours. `interface` is the name of
     /// our device.
@@ -118,8 +118,8 @@ impl Kernel for HostKernel {
         self.mesh.guarded().clone()
     }
 
-    fn foreign_rules(&self) -> Vec<ForeignRule> {
-        self.mesh.foreign_rules().to_vec()
+    fn foreign(&self) -> Vec<Foreign> {
+        self.mesh.foreign()
     }
 
     fn numbers_taken(&mut self, interface: &str) -> Result<Option<String>> {

@@ -7,7 +7,7 @@ use fairlead_address::IpFamily;
 use fairlead_api::names::ANNOTATION_KILO_FORCE_ENDPOINT;
 use fairlead_cluster::naming::some_of;
 use fairlead_dataplane::forwarding::ForwardingProblem;
-use fairlead_dataplane::mesh::{ForeignRule, GuardProblem};
+use fairlead_dataplane::mesh::{Foreign, GuardProblem};
 use fairlead_dataplane::uplink::SysctlError;
 use fairlead_dataplane::wireguard;
 use fairlead_port_mapping::Failure;
@@ -86,8 +86,8 @@ pub enum MeshProblem {
         /// Reason why there is none.
         reason: String,
     },
-    /// A rule of another program leads packets for the mesh elsewhere.
-    ForeignRule(Box<ForeignRule>),
+    /// A rule of another program works against the mesh.
+    Foreign(Foreign),
     /// A firewall of this host drops what it forwards.
     Forwarding(ForwardingProblem),
     /// A gateway does not forward.
@@ -160,7 +160,7 @@ impl MeshProblem {
             Self::EncapsulationBlocked { .. } | Self::EncapsulationMissing { .. } => {
                 "EncapsulationUnavailable"
             }
-            Self::ForeignRule(problem) => problem.reason(),
+            Self::Foreign(problem) => problem.reason(),
             Self::Forwarding(problem) => problem.reason(),
             Self::GatewayDown { .. } => "GatewayNotForwarding",
             Self::GatewaysNeedEmbedded { .. } => "GatewaysNeedEmbedded",
@@ -183,7 +183,7 @@ impl MeshProblem {
             Self::EncapsulationBlocked { node, .. } | Self::GatewayDown { gateway: node } => vec![node],
             Self::PathMtu { peer, .. } | Self::PeerBypassed { peer } => vec![peer],
             Self::EncapsulationMissing { .. }
-            | Self::ForeignRule(_)
+            | Self::Foreign(_)
             | Self::Forwarding(_)
             | Self::GatewaysNeedEmbedded { .. }
             | Self::GranularityPending { .. }
@@ -207,7 +207,7 @@ impl fmt::Display for MeshProblem {
         match self {
             Self::Plan(problem) => problem.fmt(f),
             Self::Source(problem) => problem.fmt(f),
-            Self::ForeignRule(problem) => problem.fmt(f),
+            Self::Foreign(problem) => problem.fmt(f),
             Self::Forwarding(problem) => problem.fmt(f),
             Self::Guarded(problem) => problem.fmt(f),
             Self::Nat64Refused { answer, reason } => write!(

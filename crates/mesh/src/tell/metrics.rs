@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use fairlead_cluster::metrics::{declare, register_with_unit};
+use fairlead_dataplane::mesh::Foreign;
 use fairlead_dataplane::wireguard::{PathSocketStats, PortAccess};
 use fairlead_members::provenance::DiscoveryStatus;
 use fairlead_path::{BirthdayOutcome, EndpointReason, ProbeCounts, ProbeDrops, State};
@@ -19,7 +20,6 @@ use self::compatible::CompatibleMetrics;
 use crate::apply::path_port::PathCounters;
 use crate::apply::relay::RelayReport;
 use crate::apply::report::{PeerReport, Report};
-use crate::model::problem::MeshProblem;
 
 /// A label and its value.
 type Label<T = &'static str> = [(&'static str, T); 1];
@@ -36,7 +36,7 @@ pub struct MeshMetrics {
     peers: PeerMetrics,
     problems: Gauge,
     guarded: Counter,
-    foreign_rules: Gauge,
+    foreign_rules: Family<Label, Gauge>,
     port_access: Family<Label, Gauge>,
     netlink_changes: Counter,
     paths: PathMetrics,
@@ -231,7 +231,7 @@ impl MeshMetrics {
             foreign_rules: declare(
                 ours,
                 "mesh_foreign_rules",
-                "Routing rules of other programs that lead packets for other nodes and their pods elsewhere",
+                "Rules of other programs, of routing and nftables, that work against the mesh, by reason",
             ),
             port_access: declare(
                 ours,
@@ -260,8 +260,10 @@ impl MeshMetrics {
     pub fn update(&self, node: &str, report: &Report, per_peer: bool) {
         self.problems.set(report.problems.len() as i64);
         set(&self.guarded, report.guarded);
-        let is_foreign = |problem: &&MeshProblem| matches!(problem, MeshProblem::ForeignRule(_));
-        self.foreign_rules.set(report.problems.iter().filter(is_foreign).count() as i64);
+        for reason in Foreign::REASONS {
+            let rules = report.problems.iter().filter(|problem| problem.reason() == reason).count();
+            self.foreign_rules.get_or_create(&[("reason", reason)]).set(rules as i64);
+        }
         self.update_port_access(report.device.port_access);
         set(&self.netlink_changes, fairlead_netlink::changes_sent());
         self.update_paths(&report.paths);
@@ -370,7 +372,7 @@ impl MeshMetrics {
     pub fn clear(&self) {
         self.compatible.clear();
         self.problems.set(0);
-        self.foreign_rules.set(0);
+        self.foreign_rules.clear();
         self.update_port_access(None);
         self.clear_peers();
     }

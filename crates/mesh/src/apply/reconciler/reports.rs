@@ -91,7 +91,6 @@ impl<K: Kernel> Mesh<K> {
         let has_relay = relay.is_some_and(|relay| relay.status.is_up);
         let is_lasting = |peer: &&PeerReport| !has_relay || peer.path.route_mtu.is_some();
         let path_mtu = peers.iter().filter(is_lasting).filter_map(|peer| peer.path_mtu(open.mtu));
-        let foreign_rules = self.kernel.foreign_rules();
         let problems = desired.problems.iter().chain(&open.problems).cloned().chain(relay_problems);
         problems
             .chain(path_mtu)
@@ -99,7 +98,7 @@ impl<K: Kernel> Mesh<K> {
             .chain(self.bypassed(desired))
             .chain(self.kernel.forwarding_problems().into_iter().map(MeshProblem::Forwarding))
             .chain(guarded.map(MeshProblem::Guarded))
-            .chain(foreign_rules.into_iter().map(|rule| MeshProblem::ForeignRule(Box::new(rule))))
+            .chain(self.kernel.foreign().into_iter().map(MeshProblem::Foreign))
             .chain(self.gateways.problems(desired, open.device.backend(), self.device.refusal()))
             .chain(self.encapsulation.problems(&desired.tunnels, &self.paths, now))
             .collect()

@@ -1,0 +1,354 @@
+//! Rules of other programs in nftables that work against the mesh although all of its own is in place. They are only named.
+//!
+//! A mark of another program is not enough for that. What enters the mesh needs none, since the rules of [`super::guard_routes`] look at destinations,
+//! and forwarded packets are never taken for WireGuard's. So marks count only where they mean something to the mesh ([`Harm`]).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::SystemTime;
+
+use fairlead_api::names::{MARK_FROM_WIREGUARD, MARK_MASK, MARK_PAST_MESH, MARK_TO_WIREGUARD, NFT_TABLE};
+use fairlead_netlink::nftables::foreign::routing::{
+    Effect, MarkChange, RoutingChain, RoutingHook, RoutingRule, routing_rules,
+};
+use fairlead_netlink::nftables::generation;
+use fairlead_netlink::{Family, Result, Socket};
+
+use super::foreign_rules::{magnitude, time};
+use super::guard::PRIORITY_LEAVING;
+use super::table::PRIORITY;
+
+/// Begin of the names of all tables of Fairlead but [`NFT_TABLE`].
+const OWN_TABLES: &str = "fairlead_";
+/// Most rules that are named.
+const MAX_NAMED: usize = 8;
+
+/// A rule of another program, and what it does. `Display` is a sentence for status and Events.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForeignPacketRule {
+    /// The rule, without its count of packets.
+    pub rule: RoutingRule,
+    /// Harm that it does.
+    pub harm: Harm,
+    /// Time at which it was first seen.
+    pub since: SystemTime,
+    /// Number of packets that it has counted since then, rounded down to a power of ten; 0 if it does not count.
+    pub at_least: u64,
+}
+
+/// Harm that a rule of another program does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Harm {
+    /// Packets that the host sends get the mark of the node program's own ones, and leave in clear text.
+    ClearText,
+    /// Packets that are not for the mesh get the mark of those that are, and are lost in it.
+    IntoMesh,
+    /// Packets that the host sends into the mesh get the mark of those that go past it, and are dropped by the guard.
+    PastMesh,
+    /// Packets of WireGuard that come from other nodes' own addresses are dropped.
+    SourceCheck,
+    /// Packets of WireGuard lose its mark, and enter their own tunnel or are dropped by the guard.
+    WireGuard,
+}
+
+impl ForeignPacketRule {
+    pub(super) const MARK: &'static str = "ForeignPacketMark";
+    pub(super) const SOURCE_CHECK: &'static str = "ForeignSourceCheck";
+
+    /// One word for conditions, Events and metrics.
+    pub const fn reason(&self) -> &'static str {
+        match self.harm {
+            Harm::ClearText | Harm::IntoMesh | Harm::PastMesh | Harm::WireGuard => Self::MARK,
+            Harm::SourceCheck => Self::SOURCE_CHECK,
+        }
+    }
+}
+
+impl fmt::Display for ForeignPacketRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rule, harm, since, at_least } = self;
+        write!(f, "another program's {rule} in nftables {}, since {}", harm.deed(), time(*since))?;
+        if *at_least > 0 {
+            write!(f, ", and has counted at least {at_least} packets")?;
+        }
+        write!(f, ": {}", harm.remedy())
+    }
+}
+
+impl Harm {
+    const fn deed(self) -> &'static str {
+        match self {
+            Self::ClearText => {
+                "gives packets of this host the mark 0x20, by which those to other nodes and their pods leave IN CLEAR TEXT"
+            }
+            Self::IntoMesh => {
+                "gives packets a mark with the bit 0x40 and without 0x20, by which they enter the mesh, which drops those that are not for it"
+            }
+            Self::PastMesh => {
+                "gives packets of this host to other nodes and their pods a mark with the bits 0x60, by which they are led past the mesh and dropped"
+            }
+            Self::SourceCheck => {
+                "checks the sources of packets without looking at their mark, and drops what comes from other nodes' own addresses, WireGuard's packets among it"
+            }
+            Self::WireGuard => {
+                "takes the bit 0x20 from the mark of packets of this host, WireGuard's among them, which then do not reach nodes whose own address is their endpoint"
+            }
+        }
+    }
+
+    const fn remedy(self) -> &'static str {
+        match self {
+            Self::ClearText | Self::IntoMesh | Self::PastMesh => {
+                "give it another mark, without the bits 0x60 (32 and 64)"
+            }
+            Self::SourceCheck => {
+                "have it look at the mark (nft: fib saddr . mark . iif; iptables: -m rpfilter --validmark)"
+            }
+            Self::WireGuard => {
+                "have it leave the bits 0x60 as they are (nft: meta mark set meta mark & 0x60 | VALUE; iptables: --set-xmark VALUE/0xffffff9f, \
+                 --restore-mark --mask 0xffffff9f)"
+            }
+        }
+    }
+}
+
+/// The rules that were found, as of the last look.
+#[derive(Debug, Default)]
+pub(super) struct ForeignPacketRules {
+    found: Vec<ForeignPacketRule>,
+    /// Time at which each was first seen, and packets that it had counted by then.
+    first: BTreeMap<String, (SystemTime, u64)>,
+    /// Generation of nftables and uplinks of the last look.
+    looked: Option<(u32, Vec<String>)>,
+    /// Kept open: closing it waits for the kernel to free what the last transaction deleted.
+    socket: Option<Socket>,
+}
+
+impl ForeignPacketRules {
+    /// Looks for them, if nftables has changed or any was found. `uplinks` are the links by which packets of WireGuard come and leave. A failure
+    /// changes nothing else of the mesh, and is logged.
+    pub(super) fn observe(&mut self, uplinks: &[String], now: SystemTime) {
+        if let Err(error) = self.look(uplinks, now) {
+            tracing::warn!(%error, "cannot read which rules of other programs change marks of packets");
+        }
+    }
+
+    pub(super) fn found(&self) -> &[ForeignPacketRule] {
+        &self.found
+    }
+
+    fn look(&mut self, uplinks: &[String], now: SystemTime) -> Result<()> {
+        let mut socket = self.socket.take().map_or_else(|| Socket::open(Family::Netfilter), Ok)?;
+        let looked = Some((generation(&mut socket)?, uplinks.to_vec()));
+        // What those that were found count is in no generation.
+        if self.looked != looked || !self.found.is_empty() {
+            self.looked = looked;
+            let rules = routing_rules(&mut socket, is_own)?;
+            self.take_over(rules, uplinks, now);
+        }
+        self.socket = Some(socket);
+        Ok(())
+    }
+
+    fn take_over(&mut self, rules: Vec<RoutingRule>, uplinks: &[String], now: SystemTime) {
+        let mut harmful = BTreeMap::new();
+        for rule in rules {
+            if let Some(harm) = harm(&rule, uplinks) {
+                harmful.entry(rule.to_string()).or_insert((rule, harm));
+            }
+        }
+        self.first.retain(|text, _| harmful.contains_key(text));
+        let first = &mut self.first;
+        let known = |(text, (rule, harm)): (String, (RoutingRule, Harm))| {
+            let counted = rule.packets.unwrap_or_default();
+            let (since, before) = *first.entry(text).or_insert((now, counted));
+            let packets = counted.saturating_sub(before);
+            let at_least = if packets == 0 { 0 } else { magnitude(packets) };
+            ForeignPacketRule { rule: RoutingRule { packets: None, ..rule }, harm, since, at_least }
+        };
+        self.found = harmful.into_iter().take(MAX_NAMED).map(known).collect();
+    }
+}
+
+fn is_own(table: &str) -> bool {
+    table == NFT_TABLE || table.starts_with(OWN_TABLES)
+}
+
+fn harm(rule: &RoutingRule, uplinks: &[String]) -> Option<Harm> {
+    match rule.effect {
+        Effect::Mark(change) => of_mark(rule, change, uplinks),
+        Effect::SourceCheck => {
+            let drops = |uplink: &String| rule.conditions.are_met(uplink, "");
+            let is_before = rule.base.hook == RoutingHook::Prerouting;
+            (is_before && uplinks.iter().any(drops)).then_some(Harm::SourceCheck)
+        }
+    }
+}
+
+/// Harm of a mark to the packets that meet the rule's conditions, whichever they are; of WireGuard's own, only where they certainly meet them.
+fn of_mark(rule: &RoutingRule, change: MarkChange, uplinks: &[String]) -> Option<Harm> {
+    let RoutingChain { hook, priority, reroutes, .. } = rule.base;
+    let is_rerouted = hook == RoutingHook::Output && reroutes;
+    let is_routed = hook == RoutingHook::Prerouting || is_rerouted;
+    let is_known = change.unknown & MARK_MASK == 0;
+    let bits = |mark| change.of(mark) & MARK_MASK;
+    if is_rerouted && change.unknown == 0 && change.of(0) == MARK_FROM_WIREGUARD {
+        Some(Harm::ClearText)
+    } else if is_routed && is_known && bits(0) == MARK_TO_WIREGUARD {
+        Some(Harm::IntoMesh)
+    } else if is_rerouted && is_known && priority >= PRIORITY && bits(MARK_TO_WIREGUARD) == MARK_PAST_MESH {
+        Some(Harm::PastMesh)
+    } else if bits(MARK_FROM_WIREGUARD) & MARK_FROM_WIREGUARD == 0 && is_for_wireguard(rule, uplinks) {
+        Some(Harm::WireGuard)
+    } else {
+        None
+    }
+}
+
+/// Whether packets of WireGuard that leave by one of these links certainly come to the rule before the guard.
+fn is_for_wireguard(rule: &RoutingRule, uplinks: &[String]) -> bool {
+    let is_before = match rule.base.hook {
+        RoutingHook::Output => true,
+        RoutingHook::Postrouting => rule.base.priority < PRIORITY_LEAVING,
+        RoutingHook::Prerouting => false,
+    };
+    is_before && !rule.may_be_skipped && uplinks.iter().any(|uplink| rule.conditions.are_met("", uplink))
+}
+
+#[cfg(test)]
+mod tests {
+    use fairlead_netlink::nftables::foreign::TableFamily;
+    use fairlead_netlink::nftables::foreign::routing::Conditions;
+
+    use super::*;
+
+    fn rule(hook: RoutingHook, priority: i32, reroutes: bool, effect: Effect) -> RoutingRule {
+        let (table, name) = ("other".to_owned(), "chain".to_owned());
+        RoutingRule {
+            base: RoutingChain { family: TableFamily::Inet, table, name, hook, priority, reroutes },
+            chain: "chain".to_owned(),
+            handle: 7,
+            effect,
+            conditions: Conditions::default(),
+            may_be_skipped: false,
+            packets: None,
+        }
+    }
+
+    /// `meta mark set meta mark & KEPT | SET`
+    fn set(kept: u32, set: u32) -> Effect {
+        Effect::Mark(MarkChange { kept, set, unknown: 0 })
+    }
+
+    fn found(rule: &RoutingRule) -> Option<Harm> {
+        harm(rule, &["eth0".to_owned()])
+    }
+
+    fn output(effect: Effect) -> RoutingRule {
+        rule(RoutingHook::Output, -150, true, effect)
+    }
+
+    fn prerouting(effect: Effect) -> RoutingRule {
+        rule(RoutingHook::Prerouting, -150, false, effect)
+    }
+
+    #[test]
+    fn marks_that_mean_something_to_the_mesh_are_harmful() {
+        for (rule, harm) in [
+            (output(set(0, 1)), Harm::WireGuard),
+            (output(Effect::Mark(MarkChange { kept: 0, set: 0, unknown: u32::MAX })), Harm::WireGuard),
+            (rule(RoutingHook::Output, 200, false, set(0, 1)), Harm::WireGuard),
+            (rule(RoutingHook::Postrouting, -150, false, set(0, 6)), Harm::WireGuard),
+            // Decimal 200, as in guides of providers.
+            (prerouting(set(0, 200)), Harm::IntoMesh),
+            (rule(RoutingHook::Prerouting, 10, false, set(!0x40, 0x40)), Harm::IntoMesh),
+            (output(set(0, 0x40)), Harm::IntoMesh),
+            (output(set(0, 0x20)), Harm::ClearText),
+            (output(set(!0x20, 0x20)), Harm::ClearText),
+            (rule(RoutingHook::Output, 10, true, set(0, 100)), Harm::PastMesh),
+        ] {
+            assert_eq!(found(&rule), Some(harm), "{rule}, {:?}", rule.effect);
+        }
+    }
+
+    #[test]
+    fn all_other_marks_are_not() {
+        for rule in [
+            // NetBird, Tailscale, kube-proxy, and a mark that is decimal 100.
+            prerouting(set(0, 0x1_bd20)),
+            prerouting(set(0xff00_ffff, 0x4_0000)),
+            output(set(!0x4000, 0x4000)),
+            output(set(0, 100)),
+            // Of what is forwarded, a mark that is lost is nobody's.
+            prerouting(set(0, 1)),
+            rule(RoutingHook::Prerouting, 10, false, set(0, 1)),
+            prerouting(Effect::Mark(MarkChange { kept: 0, set: 0, unknown: u32::MAX })),
+            output(set(u32::MAX, 0x100_0000)),
+            output(set(MARK_MASK, 1)),
+            // It leads nowhere any more.
+            rule(RoutingHook::Postrouting, -150, false, set(0x20, 0x40)),
+            rule(RoutingHook::Postrouting, 100, false, set(0, 1)),
+            rule(RoutingHook::Output, -150, false, set(0, 0x20)),
+        ] {
+            assert_eq!(found(&rule), None, "{rule}, {:?}", rule.effect);
+        }
+    }
+
+    #[test]
+    fn a_rule_that_may_be_for_other_packets_does_no_harm_to_wireguards() {
+        let sometimes = Conditions { devices: Vec::new(), has_more: true };
+        let conditional = RoutingRule { conditions: sometimes.clone(), ..output(set(0, 1)) };
+        assert_eq!(found(&conditional), None);
+        assert_eq!(found(&RoutingRule { may_be_skipped: true, ..output(set(0, 1)) }), None);
+        assert_eq!(harm(&output(set(0, 1)), &[]), None, "no node is reached by a link");
+        let conditional = RoutingRule { conditions: sometimes.clone(), ..prerouting(set(0, 200)) };
+        assert_eq!(found(&conditional), Some(Harm::IntoMesh), "whatever it is for is lost");
+        let check = prerouting(Effect::SourceCheck);
+        assert_eq!(found(&check), Some(Harm::SourceCheck));
+        assert_eq!(found(&RoutingRule { conditions: sometimes, ..check }), None);
+    }
+
+    #[test]
+    fn a_problem_lasts_while_its_rule_does_and_says_how_many_packets() {
+        let at = |seconds| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+        let counting = |packets| vec![RoutingRule { packets: Some(packets), ..output(set(0, 1)) }];
+        let mut rules = ForeignPacketRules::default();
+        let uplinks = ["eth0".to_owned()];
+        rules.take_over(counting(5), &uplinks, at(0));
+        let first = rules.found().to_vec();
+        assert_eq!((first[0].since, first[0].at_least, first[0].reason()), (at(0), 0, "ForeignPacketMark"));
+        rules.take_over([counting(130), counting(130)].concat(), &uplinks, at(5));
+        let [problem] = rules.found() else { panic!("{:?}", rules.found()) };
+        assert_eq!((problem.since, problem.at_least), (at(0), 100));
+        let text = problem.to_string();
+        for part in [
+            "rule 7 of chain inet other chain (hook output, priority -150)",
+            "since 1970-01-01T00:00:00Z, and has counted at least 100 packets: have it leave the bits 0x60",
+        ] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+        rules.take_over(Vec::new(), &uplinks, at(10));
+        assert_eq!(rules.found(), []);
+        rules.take_over(counting(131), &uplinks, at(15));
+        assert_eq!((rules.found()[0].since, rules.found()[0].at_least), (at(15), 0));
+    }
+
+    #[test]
+    fn tables_of_fairlead_are_known_by_their_names() {
+        use fairlead_api::names;
+        for own in [
+            names::NFT_TABLE,
+            names::NFT_TABLE_EGRESS,
+            names::NFT_TABLE_EGRESS_CLIENT,
+            names::NFT_TABLE_ENCAPSULATION,
+            names::NFT_TABLE_FORWARD,
+            names::NFT_TABLE_GUARD,
+            names::NFT_TABLE_MASQUERADE,
+            names::NFT_TABLE_PATH_SOCKET,
+            names::NFT_TABLE_SOURCE_CHECK,
+        ] {
+            assert!(is_own(own), "{own}");
+        }
+        assert!(!is_own("mangle"));
+    }
+}

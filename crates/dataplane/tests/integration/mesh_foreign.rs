@@ -1,0 +1,258 @@
+//! Rules of other programs that set marks or check sources: those that lead a packet another way are named, each beside the way that it takes without
+//! them, and no others are. A veth stands in the place of the WireGuard device.
+
+use std::net::UdpSocket;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fairlead_dataplane::mesh::{Applier, Foreign, Harm, MeshState};
+
+use crate::mesh_common::{Namespace, join, mesh};
+use crate::mesh_guard::send;
+use crate::mesh_guard_routes::{WITHOUT_GUARD, assert_kept, everything};
+use crate::mesh_guard_routes_bed::{self as tunnels, DATAGRAMS, PATIENCE};
+
+/// A pod of another node, the other node, which is on the uplink, and a host outside of the mesh.
+const OTHER_POD: &str = "10.5.0.1";
+const OTHER_NODE: &str = "100.65.0.2";
+const OUTSIDE: &str = "198.51.100.9";
+/// This node.
+const NODE: &str = "100.65.0.1";
+/// Ports of all packets but WireGuard's, and of these.
+const CLEAR: u16 = 9999;
+const WIREGUARD: u16 = 51820;
+const FROM_WIREGUARD: u32 = 0x20;
+/// Only bounds a failing test.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Packet {
+    /// From a pod to the host outside.
+    Forwarded,
+    /// From the node to the other pod.
+    Sent,
+    /// Of the node's WireGuard to the other node.
+    WireGuard,
+}
+
+/// End of a packet's way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// The guard has dropped it.
+    Dropped,
+    Mesh,
+    Uplink,
+}
+
+struct Bed {
+    node: Namespace,
+    member: Namespace,
+    uplink: Namespace,
+    pod: Namespace,
+    applier: Applier,
+    state: MeshState,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let [node, member, uplink, pod] = [(); 4].map(|()| Namespace::new());
+        node.sh("sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0 net.ipv4.ip_forward=1");
+        join(&node, [("mesh0", &member, 64), ("up0", &uplink, 65), ("pod0", &pod, 66)]);
+        node.sh(&format!("ip route add default via {OTHER_NODE}"));
+        for to in [OTHER_POD, OTHER_NODE, OUTSIDE] {
+            // A mesh device has no neighbours to ask; a veth has.
+            node.sh(&format!("ip neigh replace {to} lladdr 02:00:00:00:00:01 dev mesh0"));
+        }
+        for end in [&member, &uplink] {
+            end.sh(&format!(
+                "nft 'table netdev judge {{ chain in {{ type filter hook ingress device eth0 priority 0; \
+                 udp dport {{ {CLEAR}, {WIREGUARD} }} counter; }}; }}'"
+            ));
+        }
+        let mut state = mesh(1420, &["10.5.0.0/16", "100.65.0.2/32"], &[]);
+        state.bypass.nodes = vec![OTHER_NODE.parse().unwrap()];
+        state.bypass.own = ["100.65.0.1/32", "100.66.0.0/24"].map(|it| it.parse().unwrap()).to_vec();
+        state.uplinks = vec!["up0".to_owned()];
+        let mut bed = Self { node, member, uplink, pod, applier: Applier::default(), state };
+        bed.apply();
+        bed
+    }
+
+    fn apply(&mut self) {
+        self.node.run(|| self.applier.apply(&self.state).unwrap());
+    }
+
+    fn harms(&self) -> Vec<Harm> {
+        let harm = |found: &Foreign| match found {
+            Foreign::Packets(rule) => rule.harm,
+            Foreign::Routing(rule) => panic!("{rule}"),
+        };
+        self.applier.foreign().iter().map(harm).collect()
+    }
+
+    /// Sends a packet, and finds out where it ends.
+    fn way(&self, packet: Packet) -> Way {
+        let before = self.counted();
+        match packet {
+            Packet::Forwarded => send(&self.pod, (OUTSIDE, CLEAR), (0, 0)),
+            Packet::Sent => send(&self.node, (OTHER_POD, CLEAR), (0, 0)),
+            Packet::WireGuard => send(&self.node, (OTHER_NODE, WIREGUARD), (WIREGUARD, FROM_WIREGUARD)),
+        }
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let after = self.counted();
+            let mut ends = [Way::Dropped, Way::Mesh, Way::Uplink].into_iter().zip(before.iter().zip(after));
+            if let Some((way, _)) = ends.find(|(_, (before, after))| after > *before) {
+                return way;
+            }
+            assert!(Instant::now() < deadline, "{packet:?} is nowhere");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Packets that the guard has dropped, that came to the mesh and that came to the uplink.
+    fn counted(&self) -> [u64; 3] {
+        let judge = "netdev judge";
+        [(&self.node, "inet fairlead_guard"), (&self.member, judge), (&self.uplink, judge)].map(
+            |(namespace, table)| {
+                let rules = namespace.sh(&format!("nft list table {table}"));
+                let counts = rules.split("packets ").skip(1).filter_map(|rest| rest.split(' ').next());
+                counts.map(|count| count.parse::<u64>().unwrap()).sum()
+            },
+        )
+    }
+
+    /// Whether a packet of the other node arrives.
+    fn hears_the_other_node(&self) -> bool {
+        let socket = self.node.run(|| UdpSocket::bind((NODE, 0))).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        send(&self.uplink, (NODE, socket.local_addr().unwrap().port()), (0, 0));
+        socket.recv_from(&mut [0; 8]).is_ok()
+    }
+}
+
+/// A rule of another program leads a packet another way, and is named for it, with its place, until it is gone.
+fn is_harmful(rule: &str, place: &str, packet: Packet, [before, after]: [Way; 2], harm: Harm) {
+    let mut bed = Bed::new();
+    assert_eq!((bed.way(packet), bed.harms()), (before, vec![]), "without {rule}");
+    bed.node.sh(rule);
+    assert_eq!(bed.way(packet), after, "{rule}");
+    bed.apply();
+    assert_eq!(bed.harms(), [harm], "{rule}");
+    let found = bed.applier.foreign();
+    assert_eq!(found[0].reason(), "ForeignPacketMark");
+    assert!(found[0].to_string().contains(place), "{place} is not in {}", found[0]);
+    bed.node.sh("nft flush ruleset");
+    bed.apply();
+    assert_eq!((bed.way(packet), bed.harms()), (before, vec![]), "after {rule}");
+}
+
+/// The shell command for a table of nftables with one rule.
+fn nft(chain: &str, rule: &str) -> String {
+    format!("nft 'table inet other {{ chain c {{ type {chain}; {rule}; }}; }}'")
+}
+
+#[test]
+fn rules_that_take_wireguards_mark_are_named() {
+    let route = nft("route hook output priority mangle", "meta mark set 0x1");
+    let place = "chain inet other c (hook output, priority -150)";
+    is_harmful(&route, place, Packet::WireGuard, [Way::Uplink, Way::Mesh], Harm::WireGuard);
+    let filter = nft("filter hook output priority 10", "meta l4proto udp meta mark set ct mark");
+    let place = "chain inet other c (hook output, priority 10)";
+    is_harmful(&filter, place, Packet::WireGuard, [Way::Uplink, Way::Dropped], Harm::WireGuard);
+    let shaping = "iptables-nft -t mangle -N UPLINKS; iptables-nft -t mangle -A POSTROUTING -j UPLINKS; \
+         iptables-nft -t mangle -A UPLINKS -o up0 -m comment --comment shaping -j MARK --set-mark 6";
+    let place = "chain ip mangle UPLINKS (reached from POSTROUTING, hook postrouting, priority -150)";
+    is_harmful(shaping, place, Packet::WireGuard, [Way::Uplink, Way::Dropped], Harm::WireGuard);
+}
+
+#[test]
+fn marks_that_mean_something_else_to_the_mesh_are_named() {
+    let provider = nft("filter hook prerouting priority mangle", "iifname pod0 meta mark set 200");
+    let place = "chain inet other c (hook prerouting, priority -150)";
+    is_harmful(&provider, place, Packet::Forwarded, [Way::Uplink, Way::Mesh], Harm::IntoMesh);
+    let own = nft("route hook output priority mangle", "ip daddr 10.5.0.0/16 meta mark set 0x20");
+    let place = "chain inet other c (hook output, priority -150)";
+    is_harmful(&own, place, Packet::Sent, [Way::Mesh, Way::Uplink], Harm::ClearText);
+    let late = nft("route hook output priority 10", "ip daddr 10.5.0.0/16 meta mark set 100");
+    let place = "chain inet other c (hook output, priority 10)";
+    is_harmful(&late, place, Packet::Sent, [Way::Mesh, Way::Dropped], Harm::PastMesh);
+}
+
+#[test]
+fn what_a_named_rule_counts_is_told() {
+    let mut bed = Bed::new();
+    bed.node.sh("iptables-nft -t mangle -A OUTPUT -j MARK --set-mark 1");
+    let told = |bed: &mut Bed| -> u64 {
+        bed.apply();
+        match &bed.applier.foreign()[..] {
+            [Foreign::Packets(rule)] => rule.at_least,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(told(&mut bed), 0);
+    assert_eq!(bed.way(Packet::WireGuard), Way::Mesh);
+    assert_eq!(told(&mut bed), 1);
+}
+
+#[test]
+fn marks_that_mean_nothing_to_the_mesh_change_no_way_and_are_not_named() {
+    let mut bed = Bed::new();
+    // As NetBird and Tailscale mark, kube-proxy, and hosts with several uplinks that mark what has no mark.
+    bed.node.sh("nft 'table inet other { \
+         chain in { type filter hook prerouting priority mangle; iifname pod0 meta mark set 0x1bd20; \
+             meta mark set meta mark & 0xff00ffff | 0x40000; }; \
+         chain late { type filter hook prerouting priority 10; iifname pod0 meta mark set 0x1; }; \
+         chain out { type route hook output priority mangle; oifname lo accept; \
+             meta mark set meta mark | 0x1004000; meta mark 0 meta mark set 0x2; }; \
+         chain behind { type filter hook postrouting priority 100; meta mark set 0x1; }; }'; \
+         iptables-nft -t mangle -A OUTPUT -m mark --mark 0 -j MARK --set-mark 1; \
+         iptables-nft -t mangle -A PREROUTING -j MARK --set-xmark 0x4000/0x4000");
+    bed.apply();
+    let ways = [Packet::Forwarded, Packet::Sent, Packet::WireGuard].map(|packet| bed.way(packet));
+    assert_eq!((ways, bed.harms()), ([Way::Uplink, Way::Mesh, Way::Uplink], vec![]));
+}
+
+#[test]
+fn a_check_of_sources_without_marks_drops_what_other_nodes_send_and_is_named() {
+    let nft = |by: &str| {
+        nft("filter hook prerouting priority raw", &format!("fib saddr . {by}iif oif missing drop"))
+    };
+    let iptables =
+        |by: &str| format!("iptables-nft -t raw -A PREROUTING -i up0 -m rpfilter {by}--invert -j DROP");
+    for (rule, drops) in
+        [(nft(""), true), (nft("mark . "), false), (iptables(""), true), (iptables("--validmark "), false)]
+    {
+        let mut bed = Bed::new();
+        assert!(bed.hears_the_other_node(), "without {rule}");
+        bed.node.sh(&rule);
+        bed.apply();
+        assert_eq!(bed.hears_the_other_node(), !drops, "{rule}");
+        let expected: &[Harm] = if drops { &[Harm::SourceCheck] } else { &[] };
+        assert_eq!(bed.harms(), expected, "{rule}");
+        if let [found] = &bed.applier.foreign()[..] {
+            assert_eq!(found.reason(), "ForeignSourceCheck");
+        }
+    }
+}
+
+/// Through real tunnels: the rules without marks keep in the mesh what has lost the mesh's.
+#[test]
+fn a_mark_that_another_program_sets_after_the_mesh_leads_nothing_out_and_is_not_named() {
+    let mut bed = tunnels::Bed::new();
+    for mark in [0x1_u32, 0x20, 0x60, 0x64] {
+        bed.a.node.sh(&format!(
+            "nft 'table inet other; delete table inet other; table inet other {{ \
+             chain forwarded {{ type filter hook prerouting priority 10; iifname pod0 counter meta mark set {mark:#x}; }}; \
+             chain sent {{ type route hook output priority 10; meta mark & 0x60 == 0x40 counter meta mark set 0x1; }}; }}'"
+        ));
+        assert_kept(everything(&bed), &format!("{mark:#x}"));
+        let counted = bed.a.node.sh("nft list table inet other");
+        assert!(!counted.contains("packets 0 "), "{mark:#x}: {counted}");
+        bed.apply();
+        assert_eq!(bed.a.foreign(), [], "{mark:#x}");
+    }
+    bed.a.node.sh(WITHOUT_GUARD);
+    let traffic = everything(&bed);
+    assert!(traffic.clear >= DATAGRAMS, "without the rules it leaves in clear text: {traffic:?}");
+}
