@@ -20,7 +20,7 @@ use fairlead_address::IpFamily;
 use fairlead_api::names::{
     NFT_TABLE_GUARD, RULE_PRIORITIES_MESH_GUARD, TABLE_MESH_GUARD, TABLE_PODS, TABLES_MESH_GUARD,
 };
-use fairlead_dataplane::mesh::{Applier, Bypass, MeshState};
+use fairlead_dataplane::mesh::{Applier, Bypass, MeshState, OwnSource};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use testbed_lab::{Lab, Namespace};
 
@@ -336,7 +336,6 @@ fn state(members: usize) -> Result<MeshState> {
             servers: vec![SocketAddr::new("192.0.2.7".parse()?, 6443)],
             nodes,
             own: own.collect::<Result<_, _>>()?,
-            sources: sources.clone(),
             ..Bypass::default()
         },
         plain: Vec::new(),
@@ -344,7 +343,7 @@ fn state(members: usize) -> Result<MeshState> {
         masqueraded: Vec::new(),
         without_default: Vec::new(),
         listen_port: 51820,
-        sources,
+        sources: sources.into_iter().map(|address| OwnSource { address, is_on_host: true }).collect(),
         uplinks: vec![UPLINK.to_owned()],
     })
 }
