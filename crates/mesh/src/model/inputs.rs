@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
-use fairlead_address::{Endpoint, EndpointFilters, InterfaceId};
+use fairlead_address::{Endpoint, EndpointFilters, InterfaceId, PrefixSet};
 use fairlead_api::resources::NodeFilters;
 use fairlead_keys::{PrivateKey, PublicKey};
 use fairlead_members::SourceProblem;
@@ -17,6 +17,9 @@ use fairlead_topology::{Member, SourceNodes};
 use ipnet::IpNet;
 
 use super::nat64::Nat64Answer;
+
+/// Shortest prefix that is taken for a network of pods: the plan leaves out shorter ones.
+const MIN_POD_NETWORK_LENGTH: u8 = 8;
 
 /// Keys of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,6 +127,33 @@ impl Inputs {
         own.flat_map(|member| &member.addresses.mesh).filter_map(with_length).collect()
     }
 
+    /// Prefixes of pods: blocks and, although the mesh may not carry them, networks of other plugins. No node is reached there: these plugins
+    /// lead packets to the pods of a node to an address of that node, which is in the mesh.
+    pub fn pod_prefixes(&self) -> impl Iterator<Item = &IpNet> {
+        self.members.iter().flat_map(|member| member.blocks.iter().chain(plausible_networks(member)))
+    }
+
+    /// Prefixes of the member's pods that the mesh carries.
+    pub fn pods_in_mesh<'a>(&self, member: &'a Member) -> impl Iterator<Item = &'a IpNet> {
+        let includes = self.settings.routing.includes_pod_networks;
+        member.blocks.iter().chain(plausible_networks(member).filter(move |_| includes))
+    }
+
+    /// Prefixes of this node in the mesh.
+    pub fn own_prefixes(&self) -> Vec<IpNet> {
+        let mut prefixes: Vec<IpNet> = self.own.claims.iter().copied().map(IpNet::from).collect();
+        let own = self.members.iter().filter(|member| member.name == self.node);
+        prefixes.extend(own.flat_map(|member| self.pods_in_mesh(member)));
+        prefixes
+    }
+
+    /// Addresses of pods and Services, and those of nodes on the mesh.
+    pub fn cluster_addresses(&self) -> PrefixSet {
+        let on_mesh = self.members.iter().flat_map(|member| &member.addresses.mesh);
+        let on_mesh: Vec<IpNet> = on_mesh.copied().map(IpNet::from).collect();
+        self.pod_prefixes().chain(&self.services).chain(&on_mesh).collect()
+    }
+
     /// The addresses of the STUN servers: of a name those that the resolver prefers of either family.
     pub fn stun_servers(&self) -> Vec<SocketAddr> {
         let of_server = |server: &Endpoint| {
@@ -133,4 +163,9 @@ impl Inputs {
         };
         self.settings.traversal.stun_servers.iter().flat_map(of_server).collect()
     }
+}
+
+/// Networks of pods; what is so wide that no node has it says nothing about where nodes are.
+fn plausible_networks(member: &Member) -> impl Iterator<Item = &IpNet> {
+    member.pod_networks.iter().filter(|network| network.prefix_len() >= MIN_POD_NETWORK_LENGTH)
 }

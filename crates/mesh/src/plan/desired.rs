@@ -10,7 +10,6 @@ mod own_endpoints;
 mod peer;
 mod peers;
 mod plain;
-mod pods;
 mod policy;
 mod problems;
 mod published;
@@ -24,7 +23,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use fairlead_address::PrefixSet;
 use fairlead_dataplane::mesh::{MeshState, NarrowRoute, PlainRoute};
 use fairlead_keys::{PeerConfig, PublicKey};
 use fairlead_path::{NatType, OwnSide};
@@ -38,7 +36,6 @@ pub use self::own_addresses::{OwnAddresses, OwnEndpoints, StunAnswers};
 use self::own_endpoints::Location;
 pub use self::peer::DesiredPeer;
 use self::peers::peers;
-use self::pods::{own_prefixes, pod_prefixes};
 use self::problems::problems;
 use self::published::Harvest;
 use self::reuse::{Known, Reuse};
@@ -108,9 +105,10 @@ impl Desired {
         let plan = both.as_ref().map_or(used, |both| &both.plan);
         let planned = both.iter().map(|both| &both.other).chain([used]);
         let sightings = Sightings::new(&inputs.members);
-        let cluster_addresses = cluster_addresses(inputs);
+        let cluster_addresses = inputs.cluster_addresses();
         let filters = inputs.filters();
         let mesh_addresses = inputs.mesh_addresses();
+        let own_prefixes = inputs.own_prefixes();
         let location = Location::new(inputs, host, &sightings, own_addresses, &cluster_addresses);
         let reuse = Reuse::new(before.map(known), inputs, &location, &cluster_addresses);
         let peers =
@@ -127,7 +125,7 @@ impl Desired {
             accepted: next_keys::accepted(plan, gateways::accepted(plan)),
             endpoints: endpoints.published(&filters.published),
             nat,
-            own_prefixes: own_prefixes(inputs),
+            own_prefixes,
             mesh_addresses,
             problems: problems.into_iter().chain(refused).chain(sources).collect(),
             gateways: DesiredGateways {
@@ -205,13 +203,6 @@ fn narrow(
         Some(prefixes.into_iter().map(move |destination| NarrowRoute { destination, mtu }))
     };
     peers.iter().filter_map(of_peer).flatten().collect()
-}
-
-/// Addresses of pods and Services, and those of nodes on the mesh.
-fn cluster_addresses(inputs: &Inputs) -> PrefixSet {
-    let on_mesh = inputs.members.iter().flat_map(|member| &member.addresses.mesh);
-    let on_mesh: Vec<IpNet> = on_mesh.copied().map(IpNet::from).collect();
-    pod_prefixes(inputs).chain(&inputs.services).chain(&on_mesh).collect()
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use fairlead_dataplane::uplink::{self, HostNetwork, Ignored};
 use fairlead_topology::OwnAddress;
 use ipnet::{IpNet, Ipv4Net};
 
-use super::pods::pod_prefixes;
 use crate::model::inputs::Inputs;
 
 /// MTU of an uplink for which the kernel gives none (IEEE 802.3).
@@ -45,11 +44,10 @@ impl Host {
 
     /// Leaves out what does not belong to the node itself: the mesh device and everything in pod networks.
     pub fn new(network: &HostNetwork, inputs: &Inputs) -> Self {
-        let pods = pod_prefixes(inputs);
         let ignored = Ignored {
             links: vec![inputs.settings.device.interface.clone()],
             link_prefixes: Vec::new(),
-            networks: pods.chain(&inputs.services).copied().collect(),
+            networks: inputs.pod_prefixes().chain(&inputs.services).copied().collect(),
         };
         let (own, links) = own_addresses(network, &ignored);
         Self {

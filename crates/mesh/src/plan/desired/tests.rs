@@ -20,6 +20,7 @@ use ipnet::Ipv4Net;
 use super::*;
 use crate::model::inputs::{NetworkFacts, OwnKeys, OwnNode};
 
+mod pods;
 mod stun;
 
 /// The key of a node in tests.

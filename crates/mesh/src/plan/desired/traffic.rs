@@ -12,7 +12,6 @@ use ipnet::IpNet;
 
 use super::host::{Host, mtu};
 use super::plain;
-use super::pods::{in_mesh, own_prefixes};
 use crate::model::inputs::Inputs;
 
 /// Targets, routes and exceptions.
@@ -36,7 +35,7 @@ pub struct DesiredTraffic {
 impl DesiredTraffic {
     pub(super) fn new(inputs: &Inputs, host: &Host, plan: &Plan) -> Self {
         // An address inside a block, a network of pods or a range of Services is that of a pod or a Service, whatever a node says.
-        let pods: PrefixSet = inputs.members.iter().flat_map(|it| in_mesh(inputs, it)).collect();
+        let pods: PrefixSet = inputs.members.iter().flat_map(|it| inputs.pods_in_mesh(it)).collect();
         let control_plane = topology::control_plane(&inputs.members, &inputs.node, &plan.nodes);
         let control_plane_of =
             ControlPlane::of(control_plane.iter().map(|(node, _)| *node), &inputs.api_server);
@@ -96,7 +95,7 @@ fn bypass(inputs: &Inputs, plan: &Plan, pods: &PrefixSet) -> Bypass {
         servers: servers.copied().collect(),
         relays: relays.copied().collect(),
         nodes: plan.nodes.iter().copied().collect(),
-        own: own_prefixes(inputs).into_iter().chain(mesh).chain(beside).collect(),
+        own: inputs.own_prefixes().into_iter().chain(mesh).chain(beside).collect(),
         control_plane: ControlPlane::default(),
     }
 }
