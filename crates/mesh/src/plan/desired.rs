@@ -116,7 +116,8 @@ impl Desired {
         let Location { endpoints, view, nat, refused } = location;
         let problems = problems(inputs, plan, &own_addresses.stun, &cluster_addresses);
         let traffic = DesiredTraffic::new(inputs, host, plan);
-        let sources = traffic.without_source(host).map(|family| MeshProblem::NoAddressInMesh { family });
+        let without_source = traffic.without_source.iter().copied();
+        let sources = without_source.map(|family| MeshProblem::NoAddressInMesh { family });
         Self {
             prepared: next_keys::prepared(plan, &peers),
             peers,

@@ -27,6 +27,8 @@ pub struct DesiredTraffic {
     plain_links: Vec<String>,
     pub(super) masqueraded: Vec<IpNet>,
     pub(super) without_default: Vec<IpFamily>,
+    /// Families in which this host has addresses, and none that peers accept.
+    pub(super) without_source: Vec<IpFamily>,
     pub(super) listen_port: u16,
     pub(super) sources: Vec<OwnSource>,
     pub(super) uplinks: Vec<String>,
@@ -40,17 +42,23 @@ impl DesiredTraffic {
         let control_plane_of =
             ControlPlane::of(control_plane.iter().map(|(node, _)| *node), &inputs.api_server);
         let bypass = Bypass { control_plane: control_plane_of, ..bypass(inputs, plan, &pods) };
+        let targets_v4: Vec<IpNet> = plan.targets_ipv4.iter().copied().map(IpNet::from).collect();
+        let targets_v6: Vec<IpNet> = plan.targets_ipv6.iter().copied().map(IpNet::from).collect();
+        let sources = own_sources(inputs, host, plan);
+        let targets = targets_v4.iter().chain(&targets_v6);
+        let without_source = sources::missing(&sources, &host.addresses, targets).collect();
         Self {
             mtu: mtu(inputs, host),
-            targets_v4: plan.targets_ipv4.iter().copied().map(IpNet::from).collect(),
-            targets_v6: plan.targets_ipv6.iter().copied().map(IpNet::from).collect(),
+            targets_v4,
+            targets_v6,
             control_plane,
             plain: plan.routes.iter().map(plain::route).collect(),
             plain_links: plain::links(host, plan),
             masqueraded: plan.masqueraded.clone(),
             without_default: host.without_default.clone(),
+            without_source,
             listen_port: host.port,
-            sources: own_sources(inputs, host, plan),
+            sources,
             uplinks: host.links.values().cloned().collect(),
             bypass,
         }
@@ -65,12 +73,6 @@ impl DesiredTraffic {
         let left = targets.subtract(bypassed);
         let ipv4 = left.ipv4_prefixes().into_iter().map(IpNet::from).collect();
         (ipv4, left.ipv6_prefixes().into_iter().map(IpNet::from).collect())
-    }
-
-    /// Families in which this host has addresses, and none that peers accept.
-    pub(super) fn without_source(&self, host: &Host) -> impl Iterator<Item = IpFamily> {
-        let targets = self.targets_v4.iter().chain(&self.targets_v6);
-        sources::missing(&self.sources, &host.addresses, targets)
     }
 
     /// Prefixes that leave without a tunnel.
