@@ -1,15 +1,14 @@
 //! The mesh as this node should have it, from what the cluster and the host say. Pure.
 
-mod gateways;
 mod held;
 mod host;
+mod locations;
 mod nat64;
 mod next_keys;
 mod own_addresses;
 mod own_endpoints;
 mod peer;
 mod peers;
-mod plain;
 mod policy;
 mod problems;
 mod published;
@@ -17,7 +16,6 @@ mod reuse;
 mod sightings;
 mod stun;
 mod traffic;
-mod tunnels;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -29,9 +27,9 @@ use fairlead_path::{NatType, OwnSide};
 use fairlead_topology::{Planner, added, united};
 use ipnet::IpNet;
 
-pub use self::gateways::{DesiredGateway, DesiredGateways};
 pub use self::held::Held;
 pub use self::host::{Host, mtu};
+pub use self::locations::{DesiredGateway, DesiredGateways, DesiredTunnels};
 pub use self::own_addresses::{OwnAddresses, OwnEndpoints, StunAnswers};
 use self::own_endpoints::Location;
 pub use self::peer::DesiredPeer;
@@ -42,7 +40,6 @@ use self::reuse::{Known, Reuse};
 use self::sightings::Sightings;
 pub use self::stun::stun_servers;
 pub use self::traffic::DesiredTraffic;
-pub use self::tunnels::DesiredTunnels;
 use super::down_peers;
 use super::external::{self, DesiredExternal};
 use crate::model::inputs::Inputs;
@@ -123,18 +120,18 @@ impl Desired {
             peers,
             added: added(used, plan),
             external: external::external_peers(inputs, plan, &view.nat64),
-            accepted: next_keys::accepted(plan, gateways::accepted(plan)),
+            accepted: next_keys::accepted(plan, locations::accepted(plan)),
             endpoints: endpoints.published(&filters.published),
             nat,
             own_prefixes,
             mesh_addresses,
             problems: problems.into_iter().chain(refused).chain(sources).collect(),
             gateways: DesiredGateways {
-                used: gateways::location_gateways(inputs, used),
-                several: planned.flat_map(gateways::several).collect(),
+                used: locations::used_gateways(inputs, used),
+                several: planned.flat_map(locations::several).collect(),
                 is_gateway: plan.is_gateway,
             },
-            tunnels: tunnels::ip_tunnels(&inputs.members, plan),
+            tunnels: locations::ip_tunnels(&inputs.members, plan),
             traffic,
             own_side: OwnSide {
                 view,

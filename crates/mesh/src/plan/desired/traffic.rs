@@ -7,11 +7,10 @@ use fairlead_address::{IpFamily, PrefixSet};
 use fairlead_dataplane::mesh::sources::{self, Candidates};
 use fairlead_dataplane::mesh::{Bypass, ControlPlane, OwnSource, PlainRoute};
 use fairlead_keys::PublicKey;
-use fairlead_topology::{self as topology, Plan};
+use fairlead_topology::{self as topology, BlockRoute, Plan};
 use ipnet::IpNet;
 
 use super::host::{Host, mtu};
-use super::plain;
 use crate::model::inputs::Inputs;
 
 /// Targets, routes and exceptions.
@@ -52,8 +51,8 @@ impl DesiredTraffic {
             targets_v4,
             targets_v6,
             control_plane,
-            plain: plan.routes.iter().map(plain::route).collect(),
-            plain_links: plain::links(host, plan),
+            plain: plan.routes.iter().map(plain_route).collect(),
+            plain_links: plain_links(host, plan),
             masqueraded: plan.masqueraded.clone(),
             without_default: host.without_default.clone(),
             without_source,
@@ -84,6 +83,16 @@ impl DesiredTraffic {
     pub fn plain_links(&self) -> &[String] {
         &self.plain_links
     }
+}
+
+fn plain_route(route: &BlockRoute) -> PlainRoute {
+    PlainRoute { destination: route.destination, gateway: route.gateway, link: route.link, is_tunnel: false }
+}
+
+/// Names of the links that plain routes lead onto.
+fn plain_links(host: &Host, plan: &Plan) -> Vec<String> {
+    let links: BTreeSet<u32> = plan.routes.iter().map(|route| route.link).collect();
+    links.iter().filter_map(|link| host.links.get(link).cloned()).collect()
 }
 
 /// Packets that go past the mesh: those to real endpoints of the API server and of nodes, and answers of the relay's pods.

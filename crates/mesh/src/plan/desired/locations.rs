@@ -1,15 +1,16 @@
-//! The gateways of a mesh with locations, as this node uses them.
+//! Locations of a mesh, as this node uses them: gateways of the others, and IP tunnels inside of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use fairlead_address::is_host;
-use fairlead_api::resources::Granularity;
+use fairlead_api::resources::{Encapsulation, Granularity};
 use fairlead_keys::PublicKey;
-use fairlead_topology::{Member, PeerPlan, Plan};
+use fairlead_topology::{self as topology, Down, Member, PeerPlan, Plan};
 use ipnet::IpNet;
 
+use super::host::Host;
 use crate::model::inputs::Inputs;
 
 /// Most nodes behind a gateway that are asked whether it forwards.
@@ -35,6 +36,39 @@ pub struct DesiredGateways {
     pub is_gateway: bool,
 }
 
+/// IP tunnels inside of the location, and the prefixes that may take them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DesiredTunnels {
+    /// Addresses at which tunnels begin: at most one of each family.
+    pub local: Vec<IpAddr>,
+    /// Addresses that may send to this node through a tunnel.
+    pub senders: BTreeSet<IpAddr>,
+    /// Prefixes and the ends of the tunnels to them, sorted.
+    pub routes: Vec<(IpNet, IpAddr)>,
+    /// The ends, with the node that has each, and its key.
+    pub ends: BTreeMap<IpAddr, (String, PublicKey)>,
+    /// The internal addresses of all members, wherever they are.
+    pub internal: BTreeSet<IpAddr>,
+}
+
+/// The granularity, with what it takes on this host.
+pub(super) fn granularity(of_mesh: Granularity, host: &Host, down: Down) -> topology::Granularity {
+    match of_mesh {
+        Granularity::Cross => topology::Granularity::Cross(host.own.clone()),
+        Granularity::Full => topology::Granularity::Full,
+        Granularity::Location => topology::Granularity::Location { addresses: host.own.clone(), down },
+    }
+}
+
+/// Encapsulation that the mesh resource asks for.
+pub(super) fn encapsulation(inputs: &Inputs) -> topology::Encapsulation {
+    match inputs.settings.locations.encapsulation {
+        Encapsulation::Always => topology::Encapsulation::Always,
+        Encapsulation::CrossSubnet => topology::Encapsulation::CrossSubnet,
+        Encapsulation::Never => topology::Encapsulation::Never,
+    }
+}
+
 /// Prefixes that a peer may send from although packets to them go to another peer, by identity.
 pub(super) fn accepted(plan: &Plan) -> BTreeMap<PublicKey, Vec<IpNet>> {
     let accepting = plan.peers.iter().filter(|(_, peer)| !peer.accepted_ips.is_empty());
@@ -48,7 +82,7 @@ pub(super) fn several(plan: &Plan) -> impl Iterator<Item = String> {
 }
 
 /// The peers that stand for other nodes, or may.
-pub(super) fn location_gateways(inputs: &Inputs, plan: &Plan) -> BTreeMap<PublicKey, DesiredGateway> {
+pub(super) fn used_gateways(inputs: &Inputs, plan: &Plan) -> BTreeMap<PublicKey, DesiredGateway> {
     // Elsewhere each node is reached by itself.
     if inputs.settings.locations.granularity != Granularity::Location {
         return BTreeMap::new();
@@ -72,4 +106,22 @@ pub(super) fn location_gateways(inputs: &Inputs, plan: &Plan) -> BTreeMap<Public
         Some((*key, DesiredGateway { name, behind }))
     };
     plan.peers.iter().filter_map(gateway).collect()
+}
+
+/// IP tunnels of the plan, with the nodes at their ends.
+pub(super) fn ip_tunnels(members: &[Arc<Member>], plan: &Plan) -> DesiredTunnels {
+    let peers = plan.peers.iter().filter(|_| !plan.tunnels.routes.is_empty());
+    let keys = peers.flat_map(|(key, peer)| peer.members.iter().map(|name| (name.as_str(), *key)));
+    let keys: BTreeMap<&str, PublicKey> = keys.collect();
+    let end = |route: &topology::TunnelRoute| {
+        Some((route.remote, (route.node.clone(), *keys.get(route.node.as_str())?)))
+    };
+    let sites = members.iter().filter_map(|member| member.site.as_ref());
+    DesiredTunnels {
+        local: plan.tunnels.local.clone(),
+        senders: plan.tunnels.senders.clone(),
+        routes: plan.tunnels.routes.iter().map(|route| (route.destination, route.remote)).collect(),
+        ends: plan.tunnels.routes.iter().filter_map(end).collect(),
+        internal: sites.flat_map(|site| &site.internal).map(|it| it.address).collect(),
+    }
 }
