@@ -45,6 +45,7 @@ func main() {
 	if len(os.Args) < 2 {
 		usage()
 	}
+	collectLess()
 	// kubectl finds its own name and arguments where it would as a separate binary.
 	os.Args = os.Args[1:]
 	switch name := os.Args[0]; name {
