@@ -103,7 +103,7 @@ impl Applier {
         self.guard.follow(&self.table);
         let guarded = self.guard.apply(state);
         let foreign = self.look_for_foreign_rules(state);
-        self.foreign_packets.observe(&state.uplinks, SystemTime::now());
+        self.foreign_packets.observe(state, SystemTime::now());
         self.table.follow(self.guard.keeper());
         let applied = applied?;
         device?;

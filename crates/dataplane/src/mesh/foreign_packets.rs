@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::SystemTime;
 
+use fairlead_address::IpFamily;
 use fairlead_api::names::{MARK_FROM_WIREGUARD, MARK_MASK, MARK_PAST_MESH, MARK_TO_WIREGUARD, NFT_TABLE};
+use fairlead_netlink::nftables::foreign::TableFamily;
 use fairlead_netlink::nftables::foreign::routing::{
     Effect, MarkChange, RoutingChain, RoutingHook, RoutingRule, routing_rules,
 };
@@ -16,6 +18,7 @@ use fairlead_netlink::{Family, Result, Socket};
 
 use super::foreign_rules::{magnitude, time};
 use super::guard::PRIORITY_LEAVING;
+use super::state::MeshState;
 use super::table::PRIORITY;
 
 /// Begin of the names of all tables of Fairlead but [`NFT_TABLE`].
@@ -118,17 +121,16 @@ pub(super) struct ForeignPacketRules {
     found: Vec<ForeignPacketRule>,
     /// Time at which each was first seen, and packets that it had counted by then.
     first: BTreeMap<String, (SystemTime, u64)>,
-    /// Generation of nftables and uplinks of the last look.
-    looked: Option<(u32, Vec<String>)>,
+    /// Generation of nftables, and packets of WireGuard, at the last look.
+    looked: Option<(u32, Outer)>,
     /// Kept open: closing it waits for the kernel to free what the last transaction deleted.
     socket: Option<Socket>,
 }
 
 impl ForeignPacketRules {
-    /// Looks for them, if nftables has changed or any was found. `uplinks` are the links by which packets of WireGuard come and leave. A failure
-    /// changes nothing else of the mesh, and is logged.
-    pub(super) fn observe(&mut self, uplinks: &[String], now: SystemTime) {
-        if let Err(error) = self.look(uplinks, now) {
+    /// Looks for them, if nftables has changed or any was found. A failure changes nothing else of the mesh, and is logged.
+    pub(super) fn observe(&mut self, state: &MeshState, now: SystemTime) {
+        if let Err(error) = self.look(state, now) {
             tracing::warn!(%error, "cannot read which rules of other programs change marks of packets");
         }
     }
@@ -137,23 +139,24 @@ impl ForeignPacketRules {
         &self.found
     }
 
-    fn look(&mut self, uplinks: &[String], now: SystemTime) -> Result<()> {
+    fn look(&mut self, state: &MeshState, now: SystemTime) -> Result<()> {
         let mut socket = self.socket.take().map_or_else(|| Socket::open(Family::Netfilter), Ok)?;
-        let looked = Some((generation(&mut socket)?, uplinks.to_vec()));
+        let outer = Outer::of(state);
+        let looked = Some((generation(&mut socket)?, outer.clone()));
         // What those that were found count is in no generation.
         if self.looked != looked || !self.found.is_empty() {
             self.looked = looked;
             let rules = routing_rules(&mut socket, is_own)?;
-            self.take_over(rules, uplinks, now);
+            self.take_over(rules, &outer, now);
         }
         self.socket = Some(socket);
         Ok(())
     }
 
-    fn take_over(&mut self, rules: Vec<RoutingRule>, uplinks: &[String], now: SystemTime) {
+    fn take_over(&mut self, rules: Vec<RoutingRule>, outer: &Outer, now: SystemTime) {
         let mut harmful = BTreeMap::new();
         for rule in rules {
-            if let Some(harm) = harm(&rule, uplinks) {
+            if let Some(harm) = harm(&rule, outer) {
                 harmful.entry(rule.to_string()).or_insert((rule, harm));
             }
         }
@@ -174,19 +177,50 @@ fn is_own(table: &str) -> bool {
     table == NFT_TABLE || table.starts_with(OWN_TABLES)
 }
 
-fn harm(rule: &RoutingRule, uplinks: &[String]) -> Option<Harm> {
+/// Packets of WireGuard from and to other nodes' own addresses in the mesh: no others need its mark.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Outer {
+    /// Links by which they come and leave.
+    uplinks: Vec<String>,
+    /// Families of these addresses.
+    families: Vec<IpFamily>,
+}
+
+impl Outer {
+    fn of(state: &MeshState) -> Self {
+        let nodes = &state.bypass.nodes;
+        let has_nodes = |family: &IpFamily| nodes.iter().any(|node| IpFamily::of(*node) == *family);
+        let families = IpFamily::BOTH.into_iter().filter(has_nodes).collect();
+        Self { uplinks: state.uplinks.clone(), families }
+    }
+
+    /// Whether all of them that come or leave by one of the links certainly come to the rule, and meet its conditions.
+    fn certainly_meet(&self, rule: &RoutingRule) -> bool {
+        let sees = |family: &IpFamily| match rule.base.family {
+            TableFamily::Inet => true,
+            TableFamily::Ipv4 => *family == IpFamily::V4,
+            TableFamily::Ipv6 => *family == IpFamily::V6,
+        };
+        let meet = |uplink: &String| match rule.base.hook {
+            RoutingHook::Output | RoutingHook::Postrouting => rule.conditions.are_met("", uplink),
+            RoutingHook::Prerouting => rule.conditions.are_met(uplink, ""),
+        };
+        !rule.may_be_skipped && self.families.iter().any(sees) && self.uplinks.iter().any(meet)
+    }
+}
+
+fn harm(rule: &RoutingRule, outer: &Outer) -> Option<Harm> {
     match rule.effect {
-        Effect::Mark(change) => of_mark(rule, change, uplinks),
+        Effect::Mark(change) => of_mark(rule, change, outer),
         Effect::SourceCheck => {
-            let drops = |uplink: &String| rule.conditions.are_met(uplink, "");
             let is_before = rule.base.hook == RoutingHook::Prerouting;
-            (is_before && uplinks.iter().any(drops)).then_some(Harm::SourceCheck)
+            (is_before && outer.certainly_meet(rule)).then_some(Harm::SourceCheck)
         }
     }
 }
 
 /// Harm of a mark to the packets that meet the rule's conditions, whichever they are; of WireGuard's own, only where they certainly meet them.
-fn of_mark(rule: &RoutingRule, change: MarkChange, uplinks: &[String]) -> Option<Harm> {
+fn of_mark(rule: &RoutingRule, change: MarkChange, outer: &Outer) -> Option<Harm> {
     let RoutingChain { hook, priority, reroutes, .. } = rule.base;
     let is_rerouted = hook == RoutingHook::Output && reroutes;
     let is_routed = hook == RoutingHook::Prerouting || is_rerouted;
@@ -198,26 +232,25 @@ fn of_mark(rule: &RoutingRule, change: MarkChange, uplinks: &[String]) -> Option
         Some(Harm::IntoMesh)
     } else if is_rerouted && is_known && priority >= PRIORITY && bits(MARK_TO_WIREGUARD) == MARK_PAST_MESH {
         Some(Harm::PastMesh)
-    } else if bits(MARK_FROM_WIREGUARD) & MARK_FROM_WIREGUARD == 0 && is_for_wireguard(rule, uplinks) {
+    } else if bits(MARK_FROM_WIREGUARD) & MARK_FROM_WIREGUARD == 0 && takes_wireguards(rule, outer) {
         Some(Harm::WireGuard)
     } else {
         None
     }
 }
 
-/// Whether packets of WireGuard that leave by one of these links certainly come to the rule before the guard.
-fn is_for_wireguard(rule: &RoutingRule, uplinks: &[String]) -> bool {
+/// Whether packets that WireGuard sends certainly come to the rule, before the guard.
+fn takes_wireguards(rule: &RoutingRule, outer: &Outer) -> bool {
     let is_before = match rule.base.hook {
         RoutingHook::Output => true,
         RoutingHook::Postrouting => rule.base.priority < PRIORITY_LEAVING,
         RoutingHook::Prerouting => false,
     };
-    is_before && !rule.may_be_skipped && uplinks.iter().any(|uplink| rule.conditions.are_met("", uplink))
+    is_before && outer.certainly_meet(rule)
 }
 
 #[cfg(test)]
 mod tests {
-    use fairlead_netlink::nftables::foreign::TableFamily;
     use fairlead_netlink::nftables::foreign::routing::Conditions;
 
     use super::*;
@@ -240,8 +273,12 @@ mod tests {
         Effect::Mark(MarkChange { kept, set, unknown: 0 })
     }
 
+    fn outer(families: &[IpFamily]) -> Outer {
+        Outer { uplinks: vec!["eth0".to_owned()], families: families.to_vec() }
+    }
+
     fn found(rule: &RoutingRule) -> Option<Harm> {
-        harm(rule, &["eth0".to_owned()])
+        harm(rule, &outer(&IpFamily::BOTH))
     }
 
     fn output(effect: Effect) -> RoutingRule {
@@ -300,12 +337,36 @@ mod tests {
         let conditional = RoutingRule { conditions: sometimes.clone(), ..output(set(0, 1)) };
         assert_eq!(found(&conditional), None);
         assert_eq!(found(&RoutingRule { may_be_skipped: true, ..output(set(0, 1)) }), None);
-        assert_eq!(harm(&output(set(0, 1)), &[]), None, "no node is reached by a link");
+        let nowhere = Outer { uplinks: Vec::new(), ..outer(&IpFamily::BOTH) };
+        assert_eq!(harm(&output(set(0, 1)), &nowhere), None, "no node is reached by a link");
         let conditional = RoutingRule { conditions: sometimes.clone(), ..prerouting(set(0, 200)) };
         assert_eq!(found(&conditional), Some(Harm::IntoMesh), "whatever it is for is lost");
         let check = prerouting(Effect::SourceCheck);
         assert_eq!(found(&check), Some(Harm::SourceCheck));
+        // An administrator's `udp dport 51820 accept` before it.
+        assert_eq!(found(&RoutingRule { may_be_skipped: true, ..check.clone() }), None);
         assert_eq!(found(&RoutingRule { conditions: sometimes, ..check }), None);
+    }
+
+    #[test]
+    fn without_addresses_of_nodes_in_the_mesh_wireguard_needs_no_mark() {
+        for rule in [output(set(0, 1)), prerouting(Effect::SourceCheck)] {
+            let of = |family| {
+                let base = RoutingChain { family, ..rule.base.clone() };
+                RoutingRule { base, ..rule.clone() }
+            };
+            let harmful = |family, nodes: &[IpFamily]| harm(&of(family), &outer(nodes)).is_some();
+            assert!(!harmful(TableFamily::Inet, &[]));
+            assert!(harmful(TableFamily::Inet, &[IpFamily::V6]));
+            assert!(
+                harmful(TableFamily::Ipv4, &[IpFamily::V4]) && !harmful(TableFamily::Ipv4, &[IpFamily::V6])
+            );
+            assert!(
+                harmful(TableFamily::Ipv6, &[IpFamily::V6]) && !harmful(TableFamily::Ipv6, &[IpFamily::V4])
+            );
+        }
+        let lost = harm(&prerouting(set(0, 200)), &outer(&[]));
+        assert_eq!(lost, Some(Harm::IntoMesh), "whatever it is for is lost");
     }
 
     #[test]
@@ -313,11 +374,11 @@ mod tests {
         let at = |seconds| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
         let counting = |packets| vec![RoutingRule { packets: Some(packets), ..output(set(0, 1)) }];
         let mut rules = ForeignPacketRules::default();
-        let uplinks = ["eth0".to_owned()];
-        rules.take_over(counting(5), &uplinks, at(0));
+        let outer = outer(&IpFamily::BOTH);
+        rules.take_over(counting(5), &outer, at(0));
         let first = rules.found().to_vec();
         assert_eq!((first[0].since, first[0].at_least, first[0].reason()), (at(0), 0, "ForeignPacketMark"));
-        rules.take_over([counting(130), counting(130)].concat(), &uplinks, at(5));
+        rules.take_over([counting(130), counting(130)].concat(), &outer, at(5));
         let [problem] = rules.found() else { panic!("{:?}", rules.found()) };
         assert_eq!((problem.since, problem.at_least), (at(0), 100));
         let text = problem.to_string();
@@ -327,9 +388,9 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in {text}");
         }
-        rules.take_over(Vec::new(), &uplinks, at(10));
+        rules.take_over(Vec::new(), &outer, at(10));
         assert_eq!(rules.found(), []);
-        rules.take_over(counting(131), &uplinks, at(15));
+        rules.take_over(counting(131), &outer, at(15));
         assert_eq!((rules.found()[0].since, rules.found()[0].at_least), (at(15), 0));
     }
 
