@@ -218,6 +218,8 @@ impl Reader {
     /// `NFTA_BITWISE_SREG`, `_DREG`, `_MASK`, `_XOR` and `_OP`, of which the first is the one with a mask.
     fn bitwise(&mut self, data: &[u8]) -> Parsed<()> {
         let is_mask = find(data, 6)?.map_or(Ok(0), be32)? == 0;
+        // `NFTA_BITWISE_SREG2`: what two registers give is not followed, and may have all bits of the mark.
+        self.parsed.conditions.has_more |= find(data, 8)?.is_some();
         let operands = number(value(data, 4)?).zip(number(value(data, 5)?));
         let result = match (self.loaded(require(data, 1)?)?, operands) {
             (Some(Loaded::Mark(change)), Some((mask, inverted))) if is_mask => {
@@ -359,15 +361,19 @@ mod tests {
         written(|list| expressions.iter().for_each(|expression| expression.write(list)))
     }
 
+    fn expression(list: &mut AttributeWriter, name: &str, data: impl FnOnce(&mut AttributeWriter)) {
+        list.nested(1, |element| {
+            element.text(rule::EXPRESSION_NAME, name);
+            element.nested(rule::EXPRESSION_DATA, data);
+        });
+    }
+
     /// An extension of iptables: name, revision and what it has.
     fn extension(list: &mut AttributeWriter, kind: &str, name: &str, revision: u32, info: &[u8]) {
-        list.nested(1, |element| {
-            element.text(rule::EXPRESSION_NAME, kind);
-            element.nested(rule::EXPRESSION_DATA, |data| {
-                data.text(1, name);
-                data.be32(2, revision);
-                data.bytes(3, info);
-            });
+        expression(list, kind, |data| {
+            data.text(1, name);
+            data.be32(2, revision);
+            data.bytes(3, info);
         });
     }
 
@@ -400,6 +406,11 @@ mod tests {
         assert_eq!((part.kept, part.set, part.unknown), (0, 0, 0xff00));
         let map = of(&[Expression::LoadMeta(Meta::Mark), Expression::LookupMap("m".to_owned()), STORE]);
         assert_eq!(change(&map), MarkChange::UNKNOWN);
+        let both = written(|list| {
+            expression(list, "bitwise", |data| data.be32s(&[(1, 1), (2, 1), (6, 4), (8, 2)]));
+            STORE.write(list);
+        });
+        assert!(both.conditions.has_more, "meta mark | ct mark");
         let saved = of(&[Expression::LoadMeta(Meta::Mark), Expression::StoreConnectionMark]);
         assert_eq!(saved.effect, None);
     }
@@ -437,12 +448,7 @@ mod tests {
         assert!(marked.conditions.has_more);
         let but = [Expression::LoadMeta(Meta::OutputInterface), Expression::is_other_interface("lo")];
         assert!(of(&but).conditions.are_met("", "eth0") && !of(&but).conditions.are_met("", "lo"));
-        let verdicts = written(|list| {
-            list.nested(1, |element| {
-                element.text(rule::EXPRESSION_NAME, "lookup");
-                element.nested(rule::EXPRESSION_DATA, |data| data.be32(3, VERDICT_REGISTER));
-            });
-        });
+        let verdicts = written(|list| expression(list, "lookup", |data| data.be32(3, VERDICT_REGISTER)));
         assert_eq!((verdicts.verdict, verdicts.conditions.has_more), (Verdict::Accept, true));
         let all = udp.conditions.with(&of(&to("eth1")).conditions);
         assert!(!all.are_met("", "eth0") && !all.are_met("", "eth1"));
