@@ -259,7 +259,7 @@ impl Cluster {
         text += &ask(&["get", "events", "-A", "--field-selector", "type=Warning"]);
         for component in ["coild", "coil-ipam-controller", "coil-egress-controller", "egress"] {
             let selector = format!("app.kubernetes.io/component={component}");
-            text += &ask(&["logs", "-A", "--prefix", "--tail=15", "-l", &selector]);
+            text += &ask(&["logs", "-n", "kube-system", "--prefix", "--tail=15", "-l", &selector]);
         }
         for node in self.nodes() {
             text += &tail(&node.log("kubelet"));
