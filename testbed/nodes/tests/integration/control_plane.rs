@@ -30,17 +30,27 @@ const PORT: u16 = 8080;
 /// Time in which etcd's members send each other several heartbeats.
 const HEARTBEATS: Duration = Duration::from_secs(3);
 
-/// Counts packets between the nodes that are in no tunnel: those of pods, and those between etcd's members.
+/// Counts packets between the nodes that are in no tunnel: those of pods, whose flows it lists, and those between etcd's members.
 const JUDGE: &str = "nft -f - <<'END'
 table bridge judge {
   counter pods { }
   counter members { }
+  set flows_ipv4 {
+    type ifname . ipv4_addr . ipv4_addr . inet_proto . inet_service
+    flags dynamic
+    size 1024
+  }
+  set flows_ipv6 {
+    type ifname . ipv6_addr . ipv6_addr . inet_proto . inet_service
+    flags dynamic
+    size 1024
+  }
   chain seen {
     type filter hook prerouting priority -300;
-    ip saddr 10.64.0.0/16 counter name pods
-    ip daddr 10.64.0.0/16 counter name pods
-    ip6 saddr fd02:fa1e::/112 counter name pods
-    ip6 daddr fd02:fa1e::/112 counter name pods
+    ip saddr 10.64.0.0/16 counter name pods update @flows_ipv4 { iifname . ip saddr . ip daddr . meta l4proto . th dport }
+    ip daddr 10.64.0.0/16 counter name pods update @flows_ipv4 { iifname . ip saddr . ip daddr . meta l4proto . th dport }
+    ip6 saddr fd02:fa1e::/112 counter name pods update @flows_ipv6 { iifname . ip6 saddr . ip6 daddr . meta l4proto . th dport }
+    ip6 daddr fd02:fa1e::/112 counter name pods update @flows_ipv6 { iifname . ip6 saddr . ip6 daddr . meta l4proto . th dport }
     tcp dport 2380 counter name members
     tcp sport 2380 counter name members
   }
@@ -122,7 +132,8 @@ fn reboot(cluster: &mut Cluster, room: &str, nodes: &[String]) {
     cluster.wait_fairlead().unwrap();
     all_different(&room.pods("web").unwrap());
     addresses_agree(cluster);
-    assert_eq!(counted(cluster, "pods").unwrap(), 0, "packets of pods left outside of the mesh");
+    let judged = judged(cluster).unwrap();
+    assert_eq!(packets(&judged, "pods").unwrap(), 0, "packets of pods left outside of the mesh: {judged}");
     room.keep();
 }
 
@@ -213,11 +224,19 @@ fn everything_is_in_the_mesh(cluster: &Cluster) {
 
 /// Packets of a counter of [`JUDGE`] so far.
 fn counted(cluster: &Cluster, counter: &str) -> Result<u64> {
+    packets(&judged(cluster)?, counter)
+}
+
+/// The table of [`JUDGE`] with its counters and flows, as nft lists it.
+fn judged(cluster: &Cluster) -> Result<String> {
     let router = cluster.sites().first().context("no network")?.router();
-    let listed = router.shell("nft list counters table bridge judge")?;
-    let figures = listed.split_once(&format!("counter {counter} {{")).map(|(_, figures)| figures);
+    router.shell("nft list table bridge judge")
+}
+
+fn packets(judged: &str, counter: &str) -> Result<u64> {
+    let figures = judged.split_once(&format!("counter {counter} {{")).map(|(_, figures)| figures);
     let packets = figures.and_then(|figures| figures.split_whitespace().nth(1));
-    Ok(packets.with_context(|| format!("no counter {counter}: {listed}"))?.parse()?)
+    Ok(packets.with_context(|| format!("no counter {counter}: {judged}"))?.parse()?)
 }
 
 fn urls(pod: &Pod) -> Vec<String> {
