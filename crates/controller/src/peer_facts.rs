@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use fairlead_api::names::LABEL_CONTROL_PLANE;
 use fairlead_api::resources::{NodeFacts, NodeFilters, NodeLocation, Topology, WireKubeMesh, WireKubePeer};
 use fairlead_cluster::events::EventPublisher;
 use fairlead_cluster::writes::apply_status;
@@ -111,7 +110,7 @@ fn facts(node: &Node, judged: &Judged, topology: &Topology) -> NodeFacts {
     NodeFacts {
         internal_ips: judged.believed.iter().map(ToString::to_string).collect(),
         first_internal_ips: judged.first.iter().map(ToString::to_string).collect(),
-        is_control_plane: node.labels().contains_key(LABEL_CONTROL_PLANE),
+        is_control_plane: NodeFacts::is_control_plane_of(node),
         location: Some(location),
         endpoint_filters,
         pod_cidrs: NodeFacts::pod_cidrs_of(node).iter().map(ToString::to_string).collect(),

@@ -20,6 +20,8 @@ use super::rules::{
 use fairlead_keys::KEEPALIVE;
 use fairlead_keys::{InvalidKey, PublicKey};
 
+use crate::names::LABEL_CONTROL_PLANE;
+
 /// Most peers that a status lists by name. Fairlead lists 100; other programs list all, and a node with more peers has others as its bounds.
 const MAX_PEERS: usize = 1000;
 /// Most candidates, and most sampled ports. A node has some ten of the former, and a NAT is measured with some hundred ports.
@@ -236,6 +238,11 @@ impl NodeFacts {
     /// excludes ([`NodeFilters`]); what is no prefix is left out.
     pub fn pod_cidrs_of(node: &Node) -> Vec<IpNet> {
         NodeFilters::pod_cidrs(node)
+    }
+
+    /// Whether a Node has the label of control-plane nodes, whatever its value.
+    pub fn is_control_plane_of(node: &Node) -> bool {
+        node.metadata.labels.iter().any(|labels| labels.contains_key(LABEL_CONTROL_PLANE))
     }
 
     /// The filter that was copied.

@@ -423,6 +423,8 @@ impl InputReader {
         let mut record = MemberRecord::of_node(Source::Local, &self.node);
         record.member.public_key = Some(self.network.mesh_identity.keys.borrow().public_key);
         record.member.addresses.node = Some(nodes::addresses(node, nodes::INTERNAL));
+        // Others learn it from the controller. A node that joins must know it before it has peers: cut from their etcd, its API server says nothing more.
+        record.member.addresses.is_control_plane = NodeFacts::is_control_plane_of(node);
         record.member.pod_networks = NodeFacts::pod_cidrs_of(node);
         record.member.claims = claims.iter().copied().map(IpNet::from).collect();
         record
