@@ -105,12 +105,13 @@ fn comes_before(rule: &Rule, own: &PrefixSet) -> bool {
     let is_ours = rule.protocol == ROUTE_PROTOCOL || rule.table == TABLE_LOCAL;
     let is_for_mark = rule.mark.is_none_or(|mark| mark.value & mark.mask == MARK_TO_WIREGUARD & mark.mask);
     let is_for_source = |source| own.is_empty() || own.overlapping(source).is_some();
-    !is_ours
-        && !rule.has_more
-        && rule.priority < RULE_PRIORITY_MESH_FIRST
-        && is_for_mark
-        && rule.oif.is_none()
-        && rule.source.is_none_or(is_for_source)
+    // An inverted rule is for all packets to which one of its conditions does not apply.
+    let may_be_for_mesh = if rule.is_inverted {
+        !is_for_mark
+    } else {
+        is_for_mark && rule.oif.is_none() && rule.source.is_none_or(is_for_source)
+    };
+    !is_ours && !rule.has_more && rule.priority < RULE_PRIORITY_MESH_FIRST && may_be_for_mesh
 }
 
 /// The first route that such a rule finds for a target, other than into the mesh's device.
@@ -120,17 +121,18 @@ fn taken<'a>(
     targets: &PrefixSet,
     device: Option<u32>,
 ) -> Option<&'a Route> {
+    let destination = rule.destination.filter(|_| !rule.is_inverted);
     routes.iter().find(|route| {
         let counts =
             rule.suppressed_length.is_none_or(|length| u32::from(route.destination.prefix_len()) > length);
-        let is_within = rule.destination.is_none_or(|destination| overlap(&destination, &route.destination));
+        let is_within = destination.is_none_or(|destination| overlap(&destination, &route.destination));
         IpFamily::of(route.destination.addr()) == rule.family
             && route.kind != RouteKind::THROW
             && (device.is_none() || route.link != device)
             && counts
             && is_within
             && targets.overlapping(route.destination).is_some()
-            && rule.destination.is_none_or(|destination| targets.overlapping(destination).is_some())
+            && destination.is_none_or(|destination| targets.overlapping(destination).is_some())
     })
 }
 
@@ -157,7 +159,15 @@ mod tests {
         assert!(comes_before(&rule(52), &own));
         assert!(comes_before(&from("192.0.2.1/32"), &own));
         assert!(comes_before(&marked(0, 0x60000), &own));
+        // Calico's WireGuard (`felix/wireguard/wireguard.go`): all packets but those of its own device, at 99.
+        let all_but = |value, mask| Rule { is_inverted: true, priority: 99, ..marked(value, mask) };
+        assert!(comes_before(&all_but(0x10_0000, 0x10_0000), &own));
         for other in [
+            all_but(0x40, 0x60),
+            Rule { mark: None, source: Some("198.51.100.0/24".parse().unwrap()), ..all_but(0, 0) },
+            // Cilium (`pkg/datapath/linux/linux_defaults/linux_defaults.go`): what WireGuard is to encrypt, and what a proxy is to get.
+            Rule { priority: 1, ..marked(0xe00, 0xf00) },
+            Rule { priority: 9, ..marked(0x200, 0xf00) },
             rule(RULE_PRIORITY_MESH_FIRST),
             // The exit node of Tailscale: the mesh's rules come first.
             rule(5270),
@@ -187,6 +197,8 @@ mod tests {
         assert_eq!(taken(&without_default, &[route("0.0.0.0/0")], &targets, None), None);
         let elsewhere = Rule { destination: Some("10.6.0.0/16".parse().unwrap()), ..rule(100) };
         assert_eq!(taken(&elsewhere, &[route("0.0.0.0/0")], &targets, None), None);
+        let all_but = Rule { is_inverted: true, ..elsewhere };
+        assert!(taken(&all_but, &[route("10.5.3.0/24")], &targets, None).is_some());
         let throw = Route { kind: RouteKind::THROW, ..route("0.0.0.0/0") };
         assert_eq!(taken(&rule(52), &[throw], &targets, None), None);
     }

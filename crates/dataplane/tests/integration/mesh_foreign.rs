@@ -171,6 +171,9 @@ fn marks_that_mean_something_else_to_the_mesh_are_named() {
     let provider = nft("filter hook prerouting priority mangle", "iifname pod0 meta mark set 200");
     let place = "chain inet other c (hook prerouting, priority -150)";
     is_harmful(&provider, place, Packet::Forwarded, [Way::Uplink, Way::Mesh], Harm::IntoMesh);
+    // NetBird's pull request 6289 would move its marks of what it forwards from 0x1BD20 there (`client/net/net.go`).
+    let netbird = nft("filter hook prerouting priority mangle", "iifname pod0 meta mark set 0x1bd41");
+    is_harmful(&netbird, place, Packet::Forwarded, [Way::Uplink, Way::Mesh], Harm::IntoMesh);
     let own = nft("route hook output priority mangle", "ip daddr 10.5.0.0/16 meta mark set 0x20");
     let place = "chain inet other c (hook output, priority -150)";
     is_harmful(&own, place, Packet::Sent, [Way::Mesh, Way::Uplink], Harm::ClearText);
@@ -198,16 +201,23 @@ fn what_a_named_rule_counts_is_told() {
 #[test]
 fn marks_that_mean_nothing_to_the_mesh_change_no_way_and_are_not_named() {
     let mut bed = Bed::new();
-    // As NetBird and Tailscale mark, kube-proxy, and hosts with several uplinks that mark what has no mark.
+    // As NetBird and Tailscale mark, Calico, Cilium, kube-proxy, and hosts with several uplinks that mark what has no mark.
     bed.node.sh("nft 'table inet other { \
          chain in { type filter hook prerouting priority mangle; iifname pod0 meta mark set 0x1bd20; \
-             meta mark set meta mark & 0xff00ffff | 0x40000; }; \
+             meta mark set meta mark & 0xff00ffff | 0x40000; meta mark set meta mark & 0x0000ffff | 0x10000; \
+             meta mark set meta mark | 0x80; }; \
          chain late { type filter hook prerouting priority 10; iifname pod0 meta mark set 0x1; }; \
          chain out { type route hook output priority mangle; oifname lo accept; \
              meta mark set meta mark | 0x1004000; meta mark 0 meta mark set 0x2; }; \
          chain behind { type filter hook postrouting priority 100; meta mark set 0x1; }; }'; \
          iptables-nft -t mangle -A OUTPUT -m mark --mark 0 -j MARK --set-mark 1; \
          iptables-nft -t mangle -A PREROUTING -j MARK --set-xmark 0x4000/0x4000");
+    // Cilium's rules, which also move that of the table local (`pkg/datapath/linux/linux_defaults/linux_defaults.go`).
+    bed.node.sh(
+        "ip route add default via 100.66.0.2 table 201; ip rule add pref 1 fwmark 0xe00/0xf00 lookup 201; \
+         ip route add local default dev lo table 2004; ip rule add pref 9 fwmark 0x200/0xf00 lookup 2004; \
+         ip rule add pref 100 lookup local; ip rule del pref 0 lookup local",
+    );
     bed.apply();
     let ways = [Packet::Forwarded, Packet::Sent, Packet::WireGuard].map(|packet| bed.way(packet));
     assert_eq!((ways, bed.harms()), ([Way::Uplink, Way::Mesh, Way::Uplink], vec![]));
@@ -233,6 +243,38 @@ fn a_check_of_sources_without_marks_drops_what_other_nodes_send_and_is_named() {
         if let [found] = &bed.applier.foreign()[..] {
             assert_eq!(found.reason(), "ForeignSourceCheck");
         }
+    }
+}
+
+/// Rules that come before all of the mesh's: one without a number, which the kernel puts before all others but its own, and that of Calico's WireGuard
+/// (`felix/wireguard/wireguard.go`). Their table has the pods of the other node alone.
+#[test]
+fn routing_rules_that_come_first_are_named_and_what_they_lead_out_is_dropped() {
+    for rule in ["rule add lookup 52", "rule add pref 99 not fwmark 0x100000/0x100000 lookup 52"] {
+        let mut bed = tunnels::Bed::new();
+        bed.a.node.sh(&format!(
+            "ip route add 10.77.2.0/24 dev exit0 table 52; ip -6 route add fd77:2::/64 dev exit0 table 52; \
+             ip {rule}; ip -6 {rule}"
+        ));
+        let named = |bed: &mut tunnels::Bed| -> Vec<u64> {
+            bed.apply();
+            let found = bed.a.foreign();
+            assert!(found.iter().all(|it| it.reason() == "ForeignRoutingRule"), "{found:?}");
+            let counted = |it: &Foreign| match it {
+                Foreign::Packets(rule) => panic!("{rule}"),
+                Foreign::Routing(rule) => rule.at_least,
+            };
+            found.iter().map(counted).collect()
+        };
+        assert_eq!(named(&mut bed), [0, 0], "{rule}: one of each family");
+        assert_eq!(bed.leaks(), 0, "{rule}");
+        // Of the pod and of the node, to both addresses of the other pod.
+        assert_eq!(named(&mut bed), [10, 10], "{rule}: {} packets", 4 * DATAGRAMS);
+        bed.a.node.sh("nft delete table inet fairlead_guard");
+        assert!(bed.leaks() > 0, "{rule}: without the guard it leaves in clear text");
+        bed.a.node.sh("ip rule del pref 99; ip -6 rule del pref 99");
+        assert!(named(&mut bed).is_empty(), "{rule} is gone");
+        assert_kept(everything(&bed), rule);
     }
 }
 
