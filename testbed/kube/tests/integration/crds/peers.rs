@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::crds::bed::{Bed, Program, bed, owned_peer, refused};
+use crate::crds::bed::{Bed, Program, bed, owned_peer, peer, refused};
 
 /// Node and client with its token, once the policy is in force.
 fn node<'a>(bed: &'a Bed, name: &str) -> (Program<'a>, String) {
@@ -92,6 +92,27 @@ fn a_peer_of_an_earlier_node_of_the_name_becomes_that_of_the_present_one() {
     let owners = &object(&bed, "again")["metadata"]["ownerReferences"];
     let patch = json!({ "metadata": { "ownerReferences": owners } }).to_string();
     program.merge("wkpeer", "again", &patch).unwrap();
+}
+
+/// A token of a pod on a Node that does not exist has a name and no UID.
+#[test]
+fn a_token_of_no_node_publishes_no_peer() {
+    let bed = bed();
+    // Waits for the policy.
+    node(&bed, "ghosted");
+    let pod = "{apiVersion: v1, kind: Pod, metadata: {name: on-ghost, namespace: kube-system}, spec: {nodeName: ghost, \
+         serviceAccountName: fairlead-node, containers: [{name: a, image: a}]}}";
+    bed.plane.apply(pod).unwrap();
+    let token = ["create", "token", "fairlead-node", "--namespace=kube-system", "--bound-object-kind=Pod"];
+    let token = bed.plane.kubectl(&[&token[..], &["--bound-object-name=on-ghost"]].concat()).unwrap();
+    let program = bed.program_with(token.trim(), "on-ghost");
+    let words = "this token of fairlead-node does not say the UID of the Node it belongs to";
+    refused(program.create_dry(&peer("ghost", "[]")), words);
+    refused(
+        program.create_dry(&peer("n1", "[]")),
+        "node 'ghost' may only write the WireKubePeer of its own name",
+    );
+    bed.plane.kubectl(&["delete", "pod", "on-ghost", "--namespace=kube-system", "--force"]).unwrap();
 }
 
 /// The controller's copy has to fit into the same object.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use crate::crds::bed::{Access, KEY, bed, block, mesh, owned_peer, peer, refused, request};
+use crate::crds::bed::{Access, KEY, bed, block, is_refused_soon, mesh, owned_peer, peer, refused, request};
 
 #[test]
 fn a_node_writes_only_its_own_peer() {
@@ -166,6 +166,45 @@ fn a_token_that_names_no_node_writes_nothing() {
     let words = "does not say which node it belongs to";
     refused(unbound.create_dry(&peer("n3", "[]")), words);
     refused(unbound.create_dry(&request("req-default-n3", "n3")), words);
+}
+
+/// With a Service that has external IPs, or is of the cluster alone, the controller's token could attract connections of others; with a pod that has
+/// privileges, take over a node.
+#[test]
+fn the_namespace_of_the_managed_relay_takes_no_other_services_and_no_pods_with_privileges() {
+    let bed = bed();
+    let controller = bed.program("fairlead-controller", None);
+    let apply = |spec: &str| {
+        let service = format!(
+            "{{apiVersion: v1, kind: Service, metadata: {{name: fairlead-relay, namespace: {RELAY}}}, \
+             spec: {{ports: [{{port: 443, protocol: TCP}}], {spec}}}}}"
+        );
+        let arguments = ["apply", "--server-side", "--dry-run=server", "--validate=false", "-f", "-"];
+        controller.run(&arguments, &service)
+    };
+    let words = "Services of fairlead-relay have no external IPs";
+    is_refused_soon(words, || apply("type: NodePort, externalIPs: [192.0.2.1]"));
+    let words = "Services of fairlead-relay are of type LoadBalancer or NodePort, or headless";
+    for other in ["type: ClusterIP", "type: ExternalName, externalName: example.com"] {
+        refused(apply(other), words);
+    }
+    for own in ["type: LoadBalancer", "type: NodePort", "clusterIP: None"] {
+        apply(own).unwrap();
+    }
+    let pod = |fields: &str| {
+        let pod = format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: any, namespace: {RELAY}}}, \
+             spec: {{serviceAccountName: fairlead-relay, {fields}}}}}"
+        );
+        let create = ["create", "--dry-run=server", "-f", "-"];
+        bed.plane.kubectl_stdin(&create, &pod).map_err(|error| format!("{error:#}"))
+    };
+    for fields in [
+        "hostNetwork: true, containers: [{name: a, image: a}]",
+        "containers: [{name: a, image: a, securityContext: {privileged: true}}]",
+    ] {
+        refused(pod(fields), "violates PodSecurity \"restricted:latest\"");
+    }
 }
 
 /// Verbs separated by spaces, resource, subresource, name, namespace, and whether they are allowed.

@@ -416,6 +416,20 @@ fn the_controllers_token_gives_no_rights_but_those_of_gateways() {
     refused(of.create(&event("Pod")), "publishes Events of Egresses, in its own name");
 }
 
+/// RBAC lets it give rights that it has itself.
+#[test]
+fn the_controllers_token_gives_gateways_none_of_its_own_rights() {
+    let of = Owner::new("own-rights");
+    in_force(&of);
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+        "metadata": { "name": "coil-egress-source-addresses", "namespace": "own-rights", "labels": labels("nat") },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "coil-egress-controller" },
+        "subjects": [{ "kind": "ServiceAccount", "name": "coil-egress", "namespace": "own-rights" }],
+    });
+    refused(of.apply(&binding), "may only bind the roles of gateways");
+}
+
 /// The author of an Egress in one namespace, and of Leases there.
 #[test]
 fn a_tenant_takes_no_source_address_with_a_lease_of_its_own_and_hears_that_its_egress_is_for_all() {
