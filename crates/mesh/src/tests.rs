@@ -80,6 +80,8 @@ pub(crate) struct Record {
     pub(crate) forwarding_problems: Vec<ForwardingProblem>,
     /// Packets that were dropped because they were about to leave outside of the mesh.
     pub(crate) guarded: Guarded,
+    /// Rules of other programs that work against the mesh.
+    pub(crate) foreign: Vec<Foreign>,
     /// Devices that are made are the kernel's unless the embedded one is asked for.
     pub(crate) has_wireguard: bool,
     /// The implementation of the device that is there.
@@ -217,7 +219,7 @@ impl Kernel for FakeKernel {
     }
 
     fn foreign(&self) -> Vec<Foreign> {
-        Vec::new()
+        self.0.lock().unwrap().foreign.clone()
     }
 
     fn numbers_taken(&mut self, _: &str) -> Result<Option<String>> {

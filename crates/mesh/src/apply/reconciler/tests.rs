@@ -25,6 +25,7 @@ mod backend;
 mod control_plane;
 mod encapsulation;
 mod first_endpoint;
+mod foreign;
 mod key_changes;
 mod listen_port;
 mod send_errors;
