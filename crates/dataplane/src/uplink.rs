@@ -14,6 +14,7 @@ use fairlead_netlink::route::{
     TABLE_MAIN,
 };
 use ipnet::{IpNet, Ipv4Net};
+use nix::libc::{RTPROT_BOOT, RTPROT_KERNEL, RTPROT_STATIC};
 
 pub use sysctl::{
     SysctlError, accept_ipv6, answer_by_mark, answer_for_neighbours, enable_forwarding, forward_in_gateway,
@@ -171,6 +172,27 @@ impl HostNetwork {
     pub fn connected_prefixes(&self, ignored: &Ignored) -> Vec<IpNet> {
         let networks = self.own_addresses(ignored).map(|address| address.prefix.trunc());
         let mut found: Vec<_> = networks.filter(|it| it.prefix_len() < it.max_prefix_len()).collect();
+        found.sort();
+        found.dedup();
+        found
+    }
+
+    /// Networks that the main table leads straight onto a link: those of [`Self::connected_prefixes`], and those that administrators and VPNs have made
+    /// routes for. Routes of routing daemons may be those of other nodes' pods, and are left out, as host prefixes are and halves of all addresses.
+    pub fn networks_on_links(&self, ignored: &Ignored) -> Vec<IpNet> {
+        let is_made_by_hand =
+            |route: &&Route| [RTPROT_KERNEL, RTPROT_BOOT, RTPROT_STATIC].contains(&route.protocol);
+        let leads_onto = |route: &&Route| {
+            let on = self.links.iter().find(|link| Some(link.index) == route.link);
+            route.kind == RouteKind::UNICAST
+                && route.gateway.is_none()
+                && on.is_some_and(|link| link.up && link.layer != LinkLayer::Loopback && !ignored.link(link))
+        };
+        let is_network = |it: &IpNet| (2..it.max_prefix_len()).contains(&it.prefix_len());
+        let routes = self.routes.iter().filter(is_made_by_hand).filter(leads_onto);
+        let routes = routes.map(|route| route.destination).filter(is_network);
+        let mut found = self.connected_prefixes(ignored);
+        found.extend(routes.filter(|it| !is_local_only(it.addr())));
         found.sort();
         found.dedup();
         found

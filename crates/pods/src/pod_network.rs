@@ -230,8 +230,9 @@ impl PodNetwork {
         }
         let pod_networks = self.pod_networks(mesh.as_deref());
         let apply = move || {
-            let connected = HostNetwork::read()?.connected_prefixes(&Ignored::default());
-            let shared = connected::problems(&pools, &connected);
+            let host = HostNetwork::read()?;
+            let shared = connected::problems(&pools, &host.networks_on_links(&Ignored::default()));
+            let connected = host.connected_prefixes(&Ignored::default());
             let wanted = desired::masquerade(&pools, mesh.as_deref(), &pod_networks, connected);
             Ok::<_, fairlead_netlink::Error>((shared, masquerade::apply(&wanted)?))
         };

@@ -121,6 +121,33 @@ fn the_uplink_is_where_the_default_routes_lead() {
     assert_eq!(node.uplink_mtu(&ignored()), Some(1400), "no default route: the least physical link");
 }
 
+/// As `ip route add`, wg-quick and OpenVPN make them.
+#[test]
+fn networks_on_links_are_those_of_addresses_and_of_routes_by_hand() {
+    let mut node = node();
+    node.addresses = vec![address(2, "192.0.2.7/24"), address(6, "172.17.0.1/16")];
+    let onto =
+        |protocol, destination: &str, link| Route::onto(TABLE_MAIN, protocol, prefix(destination), link);
+    node.routes.extend([
+        onto(2, "192.0.2.0/24", 2),
+        onto(3, "10.64.0.0/12", 3),
+        onto(4, "fd00:9::/64", 3),
+        // Another node's pods, by a routing daemon; a host; what OpenVPN has for a default route.
+        onto(12, "10.80.1.0/24", 3),
+        onto(3, "10.65.0.9/32", 3),
+        onto(3, "128.0.0.0/1", 3),
+        onto(2, "fe80::/64", 3),
+        // Of links that do not count, and of the loopback device.
+        onto(3, "10.66.0.0/16", 4),
+        onto(3, "10.67.0.0/16", 6),
+        onto(3, "10.68.0.0/16", 1),
+        default_route("10.69.0.0/16", "192.0.2.1", 2),
+        Route { kind: RouteKind::UNREACHABLE, ..onto(3, "10.70.0.0/16", 3) },
+    ]);
+    let found = node.networks_on_links(&ignored());
+    assert_eq!(found, ["10.64.0.0/12", "192.0.2.0/24", "fd00:9::/64"].map(prefix));
+}
+
 #[test]
 fn without_a_default_route_physical_links_count() {
     let mut node = node();
