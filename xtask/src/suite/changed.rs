@@ -25,6 +25,7 @@ const RUN_IN_VMS: &[&str] = &[
     "fairlead-egress-client",
     "fairlead-egress-gateway",
     "fairlead-fou",
+    "fairlead-relay",
     "fairlead-tunnel",
 ];
 /// Text that few packages read, by the beginning of its path. A file of no package and not of these may be read by all.

@@ -79,12 +79,13 @@ fn rendered(messages: &str) -> String {
 }
 
 /// Test programs that run in one VM, one after the other: to boot it costs more than most of them.
-const PROGRAMS: [(&str, Kind); 5] = [
+const PROGRAMS: [(&str, Kind); 6] = [
     ("fairlead-dataplane", Kind::Integration),
     ("fairlead-tunnel", Kind::Integration),
     ("fairlead-fou", Kind::Integration),
     ("fairlead-egress-client", Kind::Unit),
     ("fairlead-egress-gateway", Kind::Integration),
+    ("fairlead-relay", Kind::Unit),
 ];
 
 /// A VM with all test programs. `None` after a command that the VM did not survive.
@@ -204,4 +205,9 @@ fn the_node_program_takes_over_clients_that_coil_has_set_up() {
 #[test]
 fn the_gateway_program_takes_over_gateways_that_coil_has_set_up() {
     run("fairlead-egress-gateway", "coil_gateway::", "FAIRLEAD_KERNEL_FOU");
+}
+
+#[test]
+fn a_run_of_the_relay_has_datagrams_of_one_kind_for_rules_of_nftables() {
+    run("fairlead-relay", "a_rule_of_nftables_meets_each_probe_between_data", "FAIRLEAD_KERNEL_WIREGUARD");
 }
