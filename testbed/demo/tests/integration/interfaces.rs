@@ -19,7 +19,7 @@ use crate::outage::{node, used};
 /// Plugins that are called after the one that makes the interface.
 const NEWEST: Published = Published {
     name: "cni-meta-plugins",
-    version: "v1.9.1",
+    version: "v1.10.0",
     packages: &[
         "github.com/containernetworking/plugins/plugins/meta/bandwidth",
         "github.com/containernetworking/plugins/plugins/meta/sbr",
