@@ -4,12 +4,13 @@
 //!
 //! ```text
 //! tcp dport P ip daddr @fairlead_control_plane_down_ipv4 meta mark set meta mark | 0x60 accept
-//! tcp sport P ct direction reply ct mark & 0x00000060 == 0x00000020 ip daddr @fairlead_control_plane_ipv4 meta mark set meta mark | 0x60 accept
+//! tcp sport P ct mark & 0x00000060 == 0x00000020 ip daddr @fairlead_control_plane_ipv4 meta mark set meta mark | 0x60 accept
 //! ```
 //!
 //! in the outgoing chain, for each port, and the same for IPv6. An answer goes the way that the request came: this node notices later than the other one
-//! that the tunnel between them is gone. So a bit in the mark of the connection says whether its last request came past the tunnel, in the
-//! prerouting chain:
+//! that the tunnel between them is gone, or that it is there and the other one accepts this node's addresses from it. So a bit in the mark of the
+//! connection says whether its last request came past the tunnel. The kernel's direction of a connection does not count: of one that is older than the
+//! first rule, the packet that it sees first is the original, and that may be an answer. In the prerouting chain:
 //!
 //! ```text
 //! iifname "wire_kube" tcp dport P ct mark & 0x00000060 == 0x00000020 ct mark set ct mark & 0xffffff9f
@@ -18,7 +19,7 @@
 
 use fairlead_address::{IntervalSet, IpFamily};
 use fairlead_api::names;
-use fairlead_netlink::nftables::{AddressEnd, CONNECTION_REPLY, Comparison, Expression, Meta, Rule};
+use fairlead_netlink::nftables::{AddressEnd, Comparison, Expression, Meta, Rule};
 use ipnet::IpNet;
 
 use super::state::ControlPlane;
@@ -82,10 +83,6 @@ pub(super) fn outgoing(control_plane: &ControlPlane, mark: &[Expression]) -> Vec
             let mut request = is_tcp_port(TCP_DESTINATION_PORT, *port).to_vec();
             request.extend(Expression::address_in(family, AddressEnd::Destination, down));
             let mut answer = is_tcp_port(TCP_SOURCE_PORT, *port).to_vec();
-            answer.extend([
-                Expression::LoadConnectionDirection,
-                Expression::Compare(Comparison::Equal, vec![CONNECTION_REPLY]),
-            ]);
             answer.extend(came_past_tunnel());
             answer.extend(Expression::address_in(family, AddressEnd::Destination, all));
             [request, answer].map(|mut expressions| {

@@ -173,6 +173,34 @@ fn an_answer_goes_the_way_that_the_last_request_came() {
     }
 }
 
+/// The kernel takes the first packet that it sees of such a connection for one of its original direction: here an answer.
+#[test]
+fn a_connection_that_is_older_than_the_rules_is_answered_the_way_that_its_requests_come() {
+    let bed = Bed::new();
+    bed.has_tunnel(false);
+    let connect = |[own, ..]: [&'static str; 3]| {
+        let address = SocketAddr::new(own.parse().unwrap(), ETCD);
+        let listener = bed.node.run(|| TcpListener::bind(address).unwrap());
+        let client = bed.other.run(|| TcpStream::connect_timeout(&address, TIMEOUT).unwrap());
+        client.set_read_timeout(Some(TIMEOUT)).unwrap();
+        (own, client, listener.accept().unwrap().0)
+    };
+    let connections = ADDRESSES.map(connect);
+    bed.apply(false);
+    for (own, mut client, mut server) in connections {
+        let mut answer = || {
+            server.write_all(b"y").unwrap();
+            client.read_exact(&mut [0]).unwrap();
+            client.write_all(b"x").unwrap();
+            server.read_exact(&mut [0]).unwrap();
+        };
+        answer();
+        bed.count(ETCD);
+        answer();
+        assert_eq!(bed.arrived(), ["eth0"], "{own}");
+    }
+}
+
 #[test]
 fn other_ports_are_answered_in_the_tunnel_and_other_bits_of_a_connection_s_mark_stay() {
     let bed = Bed::new();
