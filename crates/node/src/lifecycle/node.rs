@@ -415,4 +415,8 @@ impl MeshStatus for MeshOfPods {
     fn problem(&self) -> Option<String> {
         self.0.problem().map(|failure| failure.to_string())
     }
+
+    fn is_settled(&self) -> bool {
+        self.0.is_settled()
+    }
 }

@@ -34,6 +34,8 @@ pub enum Reason {
     InvalidNetworkConfig,
     /// Another plugin should have run before, or should not have.
     InvalidPluginOrder,
+    /// The kernel does not lead packets into the mesh yet.
+    MeshStarting,
     /// No pool has a free block.
     NoAddressBlock,
     /// There is no AddressPool.
@@ -70,6 +72,7 @@ impl Reason {
             Self::InvalidEnvironment => ("InvalidEnvironment", ErrorCode::InvalidEnvironmentVariables),
             Self::InvalidNetworkConfig => ("InvalidNetworkConfig", ErrorCode::DecodingFailure),
             Self::InvalidPluginOrder => ("InvalidPluginOrder", ErrorCode::InvalidNetworkConfig),
+            Self::MeshStarting => ("MeshStarting", ErrorCode::TryAgainLater),
             Self::NoAddressBlock => ("NoAddressBlock", ErrorCode::PluginNotAvailable),
             Self::NoAddressPool => ("NoAddressPool", ErrorCode::PluginNotAvailable),
             Self::NotAttached => ("NotAttached", ErrorCode::UnknownContainer),

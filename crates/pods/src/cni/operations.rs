@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use fairlead_api::resources::WireKubeMesh;
 use fairlead_dataplane::pods;
 use fairlead_ipam::Key;
 use fairlead_wire::cni::cni_server::Cni;
@@ -15,12 +16,15 @@ use super::attach::CheckContext;
 use super::attachment::{AddRequest, key, netns};
 use super::check::Previous;
 use super::failure::{Failure, Reason, blocking};
+use super::mesh;
 use super::metrics::{CniMetrics, Operation};
 use super::service::{CniHandle, Service};
 
 impl Service {
     async fn add(&self, args: CniArgs) -> Result<AddResponse, Failure> {
         let add = AddRequest::parse(args)?;
+        let is_mesh_wanted = WireKubeMesh::selected(&self.deps.meshes.store.state()).is_some();
+        mesh::settled(is_mesh_wanted, self.deps.mesh.as_ref()).await?;
         let _guard = self.deps.locks.lock(&add.key.container_id).await;
         let repeated = self.deps.ipam.allocated(&add.key).is_some();
         Ok(AddResponse { result: self.stages.attach(&add, repeated).await? })
