@@ -120,5 +120,24 @@ fn nothing_is_in_clear_text_while_two_parts_of_a_node_are_gone_at_once() {
                 router.name()
             );
         }
-    }
+    } // A rule before all of them leads packets out: the guard drops them, and users hear of it.
+    host.shell("ip rule add pref 50 lookup main").unwrap();
+    let events = [
+        "get",
+        "events",
+        "-A",
+        "--field-selector",
+        "reason=ForeignRoutingRule",
+        "-o",
+        "jsonpath={.items[*].message}",
+    ];
+    let named = || {
+        let message = world.plane.kubectl(&events)?;
+        ensure!(message.contains("50"), "{message:?}");
+        Ok(message)
+    };
+    println!("{}", eventually(TIMEOUT, named).unwrap());
+    host.shell("ip rule del pref 50").unwrap();
+    let clear: u64 = routers.iter().map(|router| forwarded(router).0).sum();
+    assert_eq!(clear, 0, "in clear text, by a rule of another program");
 }
