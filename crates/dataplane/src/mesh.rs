@@ -86,6 +86,12 @@ impl Applier {
         // the mesh.
         let released = self.guard.release(state);
         self.table.follow(self.guard.keeper());
+        if is_down(&state.interface) {
+            // As soon as the device is up, packets come by the tunnel, also for pods that are not there. What is refused here is tried again, and
+            // reported, below.
+            drop(guard_routes::apply(None, state, self.pods));
+            drop(self.guard.apply(state));
+        }
         let device = ready_device(state, &self.addresses);
         self.addresses.clone_from(&state.addresses);
         // The way first, then what leads packets there.
@@ -253,6 +259,12 @@ fn device_of(socket: &mut RouteSocket, routes: &[Route]) -> Result<Option<Link>>
         .into_iter()
         .filter(|_| !routes.is_empty())
         .find(|link| is_tunnel(link) && marker.contains(&link.index)))
+}
+
+/// Whether there is a link of this name, which is down.
+fn is_down(interface: &str) -> bool {
+    let link = RouteSocket::open().and_then(|mut socket| socket.link_by_name(interface));
+    link.is_ok_and(|link| link.is_some_and(|link| !link.up))
 }
 
 /// The device, up, with its MTU, an IPv4 address and those of the mesh, of which it had `before`.

@@ -8,6 +8,7 @@
 //!     oifname "wire_kube" accept
 //!     oifgroup 116 accept
 //!     iifname "br0" oifname "br0" accept
+//!     iifname "wire_kube" oifname "eth0" ip daddr @fairlead_own_ipv4 drop
 //!     ip daddr @kubespan_targets_ipv4 counter drop
 //! }
 //! chain leaving {
@@ -26,6 +27,9 @@
 //!
 //! Targets that have a plain route or take an IP tunnel are in no set. What [`super::table`] lets out at the API server, control-plane nodes, relays and
 //! addresses outside of the mesh is let out here by the same rules, before those that drop.
+//!
+//! What comes by the tunnel for a pod that is not there goes on by no uplink. Routes refuse it, once the node program knows the blocks of its node; after
+//! a reboot others send to pods of before at once.
 //!
 //! Forwarded packets are never of this host's WireGuard, whatever their mark says: the first chain drops them. So the second one, where the device is
 //! known for packets of this host as well, believes the mark. It comes before source NAT: exceptions are about sources as they were. With
@@ -260,9 +264,28 @@ fn forwarded(state: &MeshState, bridges: &[String]) -> Vec<Rule> {
     [leaves_by(&state.interface), leads_to_pods()]
         .into_iter()
         .chain(bridges.iter().map(within))
+        .chain(goes_on(state))
         .chain(relay_answers(&state.bypass))
         .chain(HALVES.iter().map(|half| half.drop_if(Vec::new())))
         .collect()
+}
+
+/// Drops what came by the tunnel for this node's own prefixes and leaves by an uplink. It is not counted: nothing of this node was about to leave.
+fn goes_on(state: &MeshState) -> impl Iterator<Item = Rule> {
+    let uplinks = state.uplinks.iter().filter(|_| !state.bypass.own.is_empty());
+    uplinks.flat_map(|uplink| {
+        HALVES.map(|half| {
+            let mut expressions = vec![
+                Expression::LoadMeta(Meta::InputInterface),
+                Expression::is_interface(&state.interface),
+                Expression::LoadMeta(Meta::OutputInterface),
+                Expression::is_interface(uplink),
+            ];
+            expressions.extend(Expression::address_in(half.addresses, AddressEnd::Destination, half.own));
+            expressions.push(Expression::Drop);
+            Rule(expressions)
+        })
+    })
 }
 
 /// Rules for what leaves this host.

@@ -4,6 +4,7 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd as _;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use crate::mesh_common::{Namespace, in_namespace, join, mesh, run};
 use fairlead_dataplane::mesh::{Applier, MeshState, PlainRoute, remove};
 use fairlead_dataplane::nft_table::Applied;
 use fairlead_dataplane::uplink::HostNetwork;
+use ipnet::IpNet;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, sendto, setsockopt,
     socket, sockopt,
@@ -36,7 +38,7 @@ struct Bed {
     node: Namespace,
     uplink: Namespace,
     pod: Namespace,
-    _member: Namespace,
+    member: Namespace,
     applier: Applier,
     state: MeshState,
 }
@@ -64,7 +66,7 @@ impl Bed {
         state.listen_port = WIREGUARD;
         let own = ["100.65.0.1/32", "100.66.0.0/24", "fd65::1/128", "fd66::/64"];
         state.bypass.own = own.iter().map(|text| text.parse().unwrap()).collect();
-        Self { node, uplink, pod, _member: member, applier: Applier::default(), state }
+        Self { node, uplink, pod, member, applier: Applier::default(), state }
     }
 
     fn apply(&mut self) {
@@ -391,4 +393,57 @@ fn a_change_is_one_element_and_the_same_state_sends_nothing() {
         remove().unwrap();
         assert_eq!(run("nft list ruleset"), "");
     });
+}
+
+#[test]
+fn what_comes_by_the_tunnel_for_a_pod_that_is_not_there_leaves_by_no_uplink() {
+    let mut bed = Bed::new();
+    bed.state.bypass.own.extend(["10.7.0.0/24", "fd07::/64"].map(|own| own.parse::<IpNet>().unwrap()));
+    bed.state.uplinks = vec!["up0".to_owned()];
+    let leave = |bed: &Bed| {
+        let rule = format!("udp dport {CLEAR} ");
+        let before = bed.seen(&rule);
+        for pod in ["10.7.0.5", "fd07::5"] {
+            send(&bed.member, (pod, CLEAR), (0, 0));
+        }
+        bed.seen(&rule) - before
+    };
+    assert_eq!(leave(&bed), 2, "before there is a mesh");
+    bed.apply();
+    assert_eq!(leave(&bed), 0);
+    assert_eq!(bed.guarded(), 0, "nothing of this node was about to leave");
+}
+
+/// The device is up last: from then on packets come.
+#[test]
+fn the_guard_is_there_before_the_device_is_up() {
+    let mut bed = Bed::new();
+    bed.node.sh("ip link set mesh0 down");
+    let log = std::env::temp_dir().join(format!("fairlead-monitor-{}", std::process::id()));
+    let output = std::fs::File::create(&log).unwrap();
+    let mut monitor = bed
+        .node
+        .run(|| Command::new("ip").args(["-o", "monitor", "link", "rule"]).stdout(output).spawn().unwrap());
+    let seen = || std::fs::read_to_string(&log).unwrap();
+    let place =
+        |texts: [&str; 2]| seen().lines().position(|line| texts.iter().all(|text| line.contains(text)));
+    let is_up = ["mesh0", ",UP"];
+    // What it missed before it listened is not shown: it listens once it shows a rule of this test.
+    let deadline = Instant::now() + TIMEOUT;
+    while place(["20000:", "lookup 4711"]).is_none() {
+        assert!(Instant::now() < deadline, "{}", seen());
+        bed.node.sh("ip rule add pref 20000 lookup 4711; ip rule del pref 20000");
+        thread::sleep(Duration::from_millis(20));
+    }
+    bed.node.run(|| bed.applier.apply(&bed.state).unwrap());
+    while place(is_up).is_none() {
+        assert!(Instant::now() < deadline, "{}", seen());
+        thread::sleep(Duration::from_millis(20));
+    }
+    monitor.kill().unwrap();
+    monitor.wait().unwrap();
+    let (rule, up) = (place(["104:", "lookup 183"]), place(is_up));
+    let shown = seen();
+    std::fs::remove_file(&log).unwrap();
+    assert!(rule.is_some() && rule < up, "{shown}");
 }
