@@ -126,30 +126,36 @@ fn a_stolen_kubelet_certificate_adds_no_address_with_the_policy_for_it() {
     let taint = "node.cloudprovider.kubernetes.io/uninitialized=true:NoSchedule";
     bed.plane.kubectl(&["taint", "node", "n14", taint]).unwrap();
     bed.plane.apply(include_str!("../../../../../deploy/examples/node-addresses.yaml")).unwrap();
-    let patch = |addresses: &[(&str, &str)]| {
+    // Kubelets may not read this subresource, which `kubectl patch` does first.
+    let status = |node: &str, addresses: &[(&str, &str)]| {
         let addresses: Vec<_> =
             addresses.iter().map(|(of, address)| json!({"type": of, "address": address})).collect();
-        json!({"status": {"addresses": addresses}}).to_string()
+        let mut object = bed.get(&["node", node]);
+        object["metadata"]["resourceVersion"].take();
+        object["status"]["addresses"] = json!(addresses);
+        object.to_string()
     };
-    let by_kubelet = |node: &str, patch: &str, more: &[&str]| {
-        let words = ["patch", "node", node, "--subresource=status", "--type=merge", "-p", patch];
-        kubelet(node, &[&words[..], more].concat())
+    let put = |who: &[&str], (node, query): (&str, &str), addresses: &[(&str, &str)]| {
+        let path = format!("/api/v1/nodes/{node}/status{query}");
+        let words = [who, &["replace", "--raw", path.as_str(), "-f", "-"]].concat();
+        bed.plane.kubectl_stdin(&words, &status(node, addresses)).map_err(|error| format!("{error:#}"))
     };
-    let by_cloud = |patch: &str| {
-        let words = ["patch", "node", "n13", "--subresource=status", "--type=merge", "-p", patch];
-        bed.plane.kubectl(&words).unwrap();
+    let by_kubelet = |(node, query): (&str, &str), addresses: &[(&str, &str)]| {
+        let user = format!("--as=system:node:{node}");
+        put(&[user.as_str(), "--as-group=system:nodes"], (node, query), addresses)
     };
+    let by_cloud = |addresses: &[(&str, &str)]| put(&[], ("n13", ""), addresses).unwrap();
     let first = ("InternalIP", "192.0.2.13");
-    by_cloud(&patch(&[first]));
-    let both = patch(&[first, ("InternalIP", "192.0.2.99")]);
+    by_cloud(&[first]);
+    let both = [first, ("InternalIP", "192.0.2.99")];
     let words = "a kubelet may not add the InternalIP 192.0.2.99 to a Node that is there";
-    is_refused_soon(words, || by_kubelet("n13", &both, &["--dry-run=server"]));
-    refused(by_kubelet("n13", &patch(&[("InternalIP", "192.0.2.99")]), &[]), words);
+    is_refused_soon(words, || by_kubelet(("n13", "?dryRun=All"), &both));
+    refused(by_kubelet(("n13", ""), &[("InternalIP", "192.0.2.99")]), words);
     // What a field manager calls itself makes no difference.
-    refused(by_kubelet("n13", &both, &["--field-manager=cloud-controller-manager"]), words);
-    by_kubelet("n13", &patch(&[first, ("Hostname", "n13"), ("ExternalIP", "192.0.2.99")]), &[]).unwrap();
+    refused(by_kubelet(("n13", "?fieldManager=cloud-controller-manager"), &both), words);
+    by_kubelet(("n13", ""), &[first, ("Hostname", "n13"), ("ExternalIP", "192.0.2.99")]).unwrap();
     by_cloud(&both);
-    by_kubelet("n13", &both, &[]).unwrap();
-    by_kubelet("n13", &patch(&[first]), &[]).unwrap();
-    by_kubelet("n14", &patch(&[("InternalIP", "192.0.2.14")]), &[]).unwrap();
+    by_kubelet(("n13", ""), &both).unwrap();
+    by_kubelet(("n13", ""), &[first]).unwrap();
+    by_kubelet(("n14", ""), &[("InternalIP", "192.0.2.14")]).unwrap();
 }
