@@ -268,11 +268,10 @@ fn open_tunnels(
     let mut done = Vec::new();
     for (what, count) in [
         ("peers", tunnels.set_peers(&peers)?),
+        // Peers that an earlier program has set may lack their Service.
+        ("sources of gateways", tunnels.set_origins(&desired.origins(routing))?),
         ("gateways of Services", tunnels.set_services(&services)?),
         ("tunnel links", tunnels.set_links(&own)?),
-        // Behind the peers, which may lack their Service if an earlier program has set them, and before the routes. The largest map is the
-        // last: what the kernel refuses of it must not keep packets from gateways that are new.
-        ("sources of gateways", tunnels.set_origins(&desired.origins(routing))?),
     ] {
         done.extend((count > 0).then(|| format!("set {count} {what}")));
     }

@@ -170,12 +170,11 @@ struct {
 
 /*
  * Inner sources of what gateways send: the longest prefix has the service by whose tunnel packets to it leave; all zero: by none. Without
- * any prefix, packets of gateways are not checked. There is room for several Egresses with as many destinations as a gateway takes, and
- * for those before and after a change.
+ * any prefix, packets of gateways are not checked.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 65536);
+	__uint(max_entries, 16384);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct prefix);
 	__type(value, struct addr);

@@ -11,10 +11,8 @@ use crate::{Error, Result};
 
 /// Clients of a gateway, and their tunnel links: `max_entries` of the maps.
 pub const MAX_CLIENTS: usize = 4096;
-/// Prefixes that clients may or may not send to: `max_entries` of the map.
+/// Prefixes that clients may or may not send to, and prefixes of sources of gateways: `max_entries` of both maps.
 pub const MAX_ALLOWED: usize = 16_384;
-/// Prefixes of sources of gateways, those before and after a change together: `max_entries` of the map.
-pub const MAX_ORIGINS: usize = 65_536;
 /// `struct addr`: IPv4 as `::ffff:a.b.c.d`.
 pub(crate) type AddressBytes = [u8; 16];
 pub(crate) type SettingsBytes = [u8; 48];

@@ -1,7 +1,7 @@
 //! Replacing the programs of another version, in a namespace.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
 use fairlead_api::fou::Service;
@@ -99,26 +99,6 @@ fn programs_of_another_version_are_replaced_and_flows_are_kept() {
     drop(second);
     drop(open(2));
     assert_eq!(fairlead_netlink::changes_sent(), sent, "the same state sends nothing");
-}
-
-/// Lists of the prefixes of a country are that long, and change.
-#[test]
-fn ten_thousand_sources_of_gateways_are_replaced_by_as_many_others() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let namespace = Namespace::new();
-    namespace.veth("eth0", &namespace, "other");
-    let uplink: u32 = namespace.sh("ip -o link show eth0 | cut -d: -f1").trim().parse().unwrap();
-    let mut tunnels = namespace.run(|| Tunnels::load(uplink, SETTINGS)).unwrap();
-    let origins = |first: u8| -> BTreeMap<IpNet, Option<IpAddr>> {
-        let prefix = |number: u32| {
-            let address = Ipv4Addr::from_bits((u32::from(first) << 24) | (number << 8));
-            IpNet::new(address.into(), 24).unwrap()
-        };
-        (0..10_000).map(|number| (prefix(number), Some(ip("10.0.0.1")))).collect()
-    };
-    assert_eq!(tunnels.set_origins(&origins(20)).unwrap(), 10_000);
-    assert_eq!(tunnels.set_origins(&origins(30)).unwrap(), 20_000);
-    assert_eq!(tunnels.set_origins(&origins(30)).unwrap(), 0);
 }
 
 #[test]

@@ -298,7 +298,7 @@ impl Tunnels {
     /// to be the outer one, too.
     ///
     /// # Errors
-    /// There are more than [`MAX_ORIGINS`](crate::MAX_ORIGINS) prefixes, or the kernel refuses.
+    /// There are more than [`MAX_ALLOWED`](crate::MAX_ALLOWED) prefixes, or the kernel refuses.
     pub fn set_origins(&mut self, wanted: &BTreeMap<IpNet, Option<IpAddr>>) -> Result<usize> {
         let map = &mut self.loaded.maps.origins;
         let read = |error: MapError| map_failed("read the sources of gateways", &error);
