@@ -69,14 +69,14 @@ pub(crate) fn apply(place: Place<'_>, desired: &Desired, programs: &ProgramStock
 }
 
 fn apply_inside(place: Place<'_>, desired: &Desired, programs: &ProgramStock) -> Result<Vec<String>> {
-    let routing = kept(place, desired)?;
-    let tunnels = open_tunnels(place, desired, &routing, programs);
+    let tunnels = open_tunnels(place, desired, programs);
     let (links, mut done, failure) = match tunnels {
         Ok((links, changes)) => (links, changes, None),
         // A link without a program drops packets, so those that are there may stay.
         Err(error) => (existing(place, desired)?, Vec::new(), Some(error)),
     };
     let open = open_links(desired, &links);
+    let routing = kept(place, desired)?;
     let replies = replies(place, &routing);
     // A route into a tunnel must not take the replies of connections that are open by then.
     let by_uplink = replies.is_any();
@@ -225,7 +225,6 @@ pub(crate) fn mtu(netns: &Netns, ifname: &str) -> Result<Option<u32>> {
 fn open_tunnels(
     place: Place<'_>,
     desired: &Desired,
-    routing: &DualStack<ClientRouting, ClientRouting>,
     programs: &ProgramStock,
 ) -> Result<(BTreeMap<String, u32>, Vec<String>)> {
     if desired.tunnels.is_empty() {
@@ -251,7 +250,7 @@ fn open_tunnels(
                 let link = tunnels.add_link(*cluster_ip)?;
                 links.insert(tunnel.link.clone(), link);
                 own.insert(link, tunnel_link(*cluster_ip, tunnel));
-                Peer::Gateway { link, service: *cluster_ip }
+                Peer::Gateway { link }
             }
         };
         // The Service itself, which answers through its translation where it chooses the gateway.
@@ -268,8 +267,6 @@ fn open_tunnels(
     let mut done = Vec::new();
     for (what, count) in [
         ("peers", tunnels.set_peers(&peers)?),
-        // Peers that an earlier program has set may lack their Service.
-        ("sources of gateways", tunnels.set_origins(&desired.origins(routing))?),
         ("gateways of Services", tunnels.set_services(&services)?),
         ("tunnel links", tunnels.set_links(&own)?),
     ] {

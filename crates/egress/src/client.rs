@@ -20,7 +20,6 @@
 pub mod intent;
 pub mod known;
 mod link;
-mod origins;
 pub mod plan;
 mod problem;
 mod replies;

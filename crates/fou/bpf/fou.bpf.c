@@ -36,7 +36,6 @@
 #define IP_OFFSET 0x1fff /* fragment offset */
 #define IP6_OFFSET 0xfff8 /* fragment offset, RFC 8200 section 4.5 */
 #define DSTOPT_LEN 8 /* the tunnel encapsulation limit option, RFC 2473 section 4.1.1 */
-#define ICMP_HEADER 8 /* of errors: RFC 792, RFC 4443 section 3 */
 #define PASS TC_ACT_UNSPEC /* other filters of the same hook still see the packet */
 
 /* An address in network byte order; IPv4 as ::ffff:a.b.c.d, so that one map serves both families. */
@@ -67,7 +66,7 @@ enum role { ROLE_GATEWAY = 1, ROLE_CLIENT = 2 };
 struct peer {
 	__u32 ifindex; /* tunnel link on which its packets arrive; 0: the kernel's fou decapsulates */
 	__u32 role;
-	struct addr service; /* ROLE_GATEWAY: the service; with ifindex 0 also the outer source that the kernel's link expects */
+	struct addr service; /* ROLE_GATEWAY with ifindex 0: the outer source that the kernel's link expects */
 };
 
 enum gateway_state { GATEWAY_LIVE = 1, GATEWAY_DRAINING = 2 };
@@ -167,18 +166,6 @@ struct {
 	__type(key, struct prefix);
 	__type(value, __u32);
 } fou_allowed SEC(".maps");
-
-/*
- * Inner sources of what gateways send: the longest prefix has the service by whose tunnel packets to it leave; all zero: by none. Without
- * any prefix, packets of gateways are not checked.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct prefix);
-	__type(value, struct addr);
-} fou_origins SEC(".maps");
 
 /* What was exchanged with a client: packets as they are on the wire, and their bytes from the inner IP header on. */
 struct traffic {
@@ -770,78 +757,6 @@ static __always_inline int admit(const struct outer *o, const struct flow *f)
 	return 0;
 }
 
-/* The service by whose tunnel packets to this address leave. */
-static __always_inline const struct addr *service_of(const struct addr *a)
-{
-	struct prefix of = { .bits = 128, .addr = *a };
-
-	return bpf_map_lookup_elem(&fou_origins, &of);
-}
-
-/* Destination unreachable, time exceeded, parameter problem; of IPv6 all errors (RFC 4443, section 2.1). */
-static __always_inline int is_error_type(__u8 type, __u32 v6)
-{
-	if (v6)
-		return type < 128;
-	return type == 3 || type == 11 || type == 12;
-}
-
-/*
- * Whether a gateway's packet is ICMP that need not come from a destination. Gateways lead all of their own ICMP into tunnels, which they
- * could send outside of them as well. An error about a packet that went through the tunnel to the service may have any source: each router
- * on the way sends such, with an address of its own.
- */
-static __always_inline int is_own_or_error(struct __sk_buff *skb, const struct outer *o, const struct flow *f,
-					   const struct peer *p)
-{
-	__u32 icmp = o->v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP;
-	__u32 at = o->inner + sizeof(struct ipv6hdr);
-	const struct addr *service;
-	struct flow quoted = {};
-	__u8 type, tos;
-
-	if (f->proto != icmp)
-		return 0;
-	if (same(&f->src, &o->src))
-		return 1;
-	if (!o->v6) {
-		struct iphdr ip;
-
-		if (bpf_skb_load_bytes(skb, o->inner, &ip, sizeof(ip)) || (ip.frag_off & bpf_htons(IP_OFFSET)))
-			return 0;
-		at = o->inner + ip.ihl * 4;
-	}
-	if (bpf_skb_load_bytes(skb, at, &type, sizeof(type)) || !is_error_type(type, o->v6))
-		return 0;
-	at += ICMP_HEADER;
-	if (o->v6 ? read_flow6(skb, at, &quoted, &tos) : read_flow4(skb, at, &quoted, &tos))
-		return 0;
-	service = service_of(&quoted.dst);
-	return service && same(service, &p->service) && same(&quoted.src, &f->dst);
-}
-
-/*
- * Checks a gateway's packet: it must be to the pod, whose address the outer destination is, and from where the pod sends through the
- * tunnel to the gateway's service.
- */
-static __always_inline int admit_answer(struct __sk_buff *skb, const struct outer *o, const struct flow *f,
-					const struct peer *p)
-{
-	const struct addr *service = service_of(&f->src);
-
-	if (!service)
-		return 0;
-	if (!same(&f->dst, &o->dst)) {
-		count(COUNT_INNER_DESTINATION);
-		return -1;
-	}
-	if (!same(service, &p->service) && !is_own_or_error(skb, o, f, p)) {
-		count(COUNT_INNER_SOURCE);
-		return -1;
-	}
-	return 0;
-}
-
 /*
  * Removes the outer headers. CE of the outer header is copied to the inner one; if the inner packet is not
  * ECN-capable, the packet is dropped, as RFC 6040 (section 4.2) demands.
@@ -893,8 +808,6 @@ int fou_ingress(struct __sk_buff *skb)
 			return TC_ACT_SHOT;
 		count_sent(skb, &f.src, skb->len - o.inner);
 	}
-	if (p->role == ROLE_GATEWAY && admit_answer(skb, &o, &f, p))
-		return TC_ACT_SHOT;
 	if (p->ifindex)
 		return decapsulate(skb, &o, p->ifindex, tos);
 	if (p->role == ROLE_GATEWAY && replace_addr(skb, &o, 0, &o.src, &p->service))

@@ -11,7 +11,7 @@ use crate::{Error, Result};
 
 /// Clients of a gateway, and their tunnel links: `max_entries` of the maps.
 pub const MAX_CLIENTS: usize = 4096;
-/// Prefixes that clients may or may not send to, and prefixes of sources of gateways: `max_entries` of both maps.
+/// Prefixes that clients may or may not send to: `max_entries` of the map.
 pub const MAX_ALLOWED: usize = 16_384;
 /// `struct addr`: IPv4 as `::ffff:a.b.c.d`.
 pub(crate) type AddressBytes = [u8; 16];
@@ -58,16 +58,13 @@ pub enum Peer {
         /// Index of the tunnel link.
         link: Option<u32>,
     },
-    /// A gateway, or the service address of gateways. Its packets arrive on the tunnel link of this index, as far as
-    /// [`Tunnels::set_origins`](crate::Tunnels::set_origins) lets them.
+    /// A gateway, or the service address of gateways. Its packets arrive on the tunnel link of this index.
     Gateway {
         /// Index of the tunnel link.
         link: u32,
-        /// The service address.
-        service: IpAddr,
     },
-    /// A gateway whose packets the kernel's fou decapsulates. They are checked likewise, and their outer source is rewritten to the service
-    /// address, which the kernel's tunnel link has as its remote address.
+    /// A gateway whose packets the kernel's fou decapsulates. Their outer source is rewritten to the service address, which the
+    /// kernel's tunnel link has as its remote address.
     KernelGateway {
         /// The service address.
         service: IpAddr,
@@ -145,7 +142,7 @@ impl Peer {
     pub(crate) fn bytes(&self) -> PeerBytes {
         let (link, role, service) = match *self {
             Self::Client { link } => (link.unwrap_or(0), ROLE_CLIENT, None),
-            Self::Gateway { link, service } => (link, ROLE_GATEWAY, Some(service)),
+            Self::Gateway { link } => (link, ROLE_GATEWAY, None),
             Self::KernelGateway { service } => (0, ROLE_GATEWAY, Some(service)),
         };
         let mut bytes = [0; 24];

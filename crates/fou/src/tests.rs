@@ -39,7 +39,7 @@ impl Wanted {
         let allowed = [("10.0.0.0/8", true), ("10.1.0.0/16", false)];
         Self {
             links: BTreeMap::from([(link, tunnel)]),
-            peers: BTreeMap::from([(gateway, Peer::Gateway { link, service: gateway })]),
+            peers: BTreeMap::from([(gateway, Peer::Gateway { link })]),
             services: BTreeMap::from([(gateway, Service::default())]),
             allowed: allowed.into_iter().map(|(text, allowed)| (text.parse().unwrap(), allowed)).collect(),
         }
@@ -72,10 +72,6 @@ fn programs_of_another_version_are_replaced_and_flows_are_kept() {
     let wanted = Wanted::with(link);
     // Of the link the map entry and the filter.
     assert_eq!(wanted.apply(&mut first), [2, 1, 1, 2]);
-    let origins = [("0.0.0.0/0", None), ("203.0.113.0/24", Some(ip("10.0.0.1")))];
-    let origins: BTreeMap<IpNet, Option<IpAddr>> =
-        origins.into_iter().map(|(prefix, service)| (prefix.parse().unwrap(), service)).collect();
-    assert_eq!(first.set_origins(&origins).unwrap(), 2);
     first.insert_flow([7; 56], [7; 24]);
     first.insert_flow([0; 56], [9; 24]);
     let flows = first.flows().unwrap();
@@ -94,7 +90,7 @@ fn programs_of_another_version_are_replaced_and_flows_are_kept() {
     assert!(after.iter().flatten().all(|id| !before[0].contains(id)), "{before:?} {after:?}");
     assert_eq!(second.flows().unwrap(), flows);
     let sent = fairlead_netlink::changes_sent();
-    assert_eq!((wanted.apply(&mut second), second.set_origins(&origins).unwrap()), ([0; 4], 0));
+    assert_eq!(wanted.apply(&mut second), [0; 4]);
     second.add_link(ip("10.0.0.1")).unwrap();
     drop(second);
     drop(open(2));

@@ -4,5 +4,4 @@
 mod bed;
 mod coil_peer;
 mod kernel_peer;
-mod origins;
 mod tunnels;
