@@ -23,7 +23,7 @@ pub(crate) fn machine_seconds() -> Result<f64> {
 /// All times of the first line of `/proc/stat` (proc(5)) but idle, I/O wait and what other machines took, in seconds.
 ///
 /// # Errors
-/// It is another line.
+/// The text is another line.
 pub(crate) fn busy_seconds(line: &str) -> Result<f64> {
     let times = line.split_ascii_whitespace().skip(1).map(|time| time.parse::<u32>().map(f64::from));
     let times: Vec<f64> =

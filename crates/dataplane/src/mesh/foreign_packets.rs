@@ -316,7 +316,7 @@ mod tests {
             prerouting(set(0xff00_ffff, 0x4_0000)),
             output(set(!0x4000, 0x4000)),
             output(set(0, 100)),
-            // Of what is forwarded, a mark that is lost is nobody's.
+            // Forwarded packets are none of WireGuard's: they lose no mark of ours.
             prerouting(set(0, 1)),
             rule(RoutingHook::Prerouting, 10, false, set(0, 1)),
             prerouting(Effect::Mark(MarkChange { kept: 0, set: 0, unknown: u32::MAX })),

@@ -28,7 +28,7 @@
 //! Targets that have a plain route or take an IP tunnel are in no set. What [`super::table`] lets out at the API server, control-plane nodes, relays and
 //! addresses outside of the mesh is let out here by the same rules, before those that drop.
 //!
-//! What comes by the tunnel for a pod that is not there goes on by no uplink. Routes refuse it, once the node program knows the blocks of its node; after
+//! Packets that come by the tunnel for a pod that is not there leave by no uplink. Routes refuse them, once the node program knows the blocks of its node; after
 //! a reboot others send to pods of before at once.
 //!
 //! Forwarded packets are never of this host's WireGuard, whatever their mark says: the first chain drops them. So the second one, where the device is

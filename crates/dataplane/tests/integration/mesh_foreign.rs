@@ -31,7 +31,7 @@ enum Packet {
     Forwarded,
     /// From the node to the other pod.
     Sent,
-    /// Of the node's WireGuard to the other node.
+    /// Packet of the node's WireGuard to the other node.
     WireGuard,
 }
 

@@ -24,7 +24,7 @@ pub trait MeshStatus: Send + Sync {
 /// Waits [`PATIENCE`] at most until the mesh is settled, where one is wanted: what a pod sends to other nodes before, as after a reboot, leaves in clear text.
 ///
 /// # Errors
-/// It is not, for longer than a runtime should wait.
+/// The mesh is not settled by then.
 pub(super) async fn settled(is_wanted: bool, mesh: &dyn MeshStatus) -> Result<(), Failure> {
     settled_within(PATIENCE, is_wanted, mesh).await
 }

@@ -77,7 +77,7 @@ fn the_overlays_are_taken_too() {
     }
 }
 
-/// What a token of a controller may write is worth more than a node, and workers run the pods of everyone.
+/// Tokens of controllers are worth more than a node, and workers run the pods of everyone.
 #[test]
 fn controllers_prefer_nodes_of_the_control_plane_and_do_not_need_them() {
     let directory = checkout().join("deploy/overlays/egress");

@@ -115,7 +115,7 @@ fn a_stolen_kubelet_certificate_sets_no_networks_of_pods() {
         .unwrap();
 }
 
-/// Where the controller of a cloud writes addresses, or administrators do.
+/// Policy for clusters in which the controller of the cloud, or an administrator, writes the addresses of Nodes.
 #[test]
 fn a_stolen_kubelet_certificate_adds_no_address_with_the_policy_for_it() {
     let bed = bed();

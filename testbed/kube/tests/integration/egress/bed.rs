@@ -76,7 +76,7 @@ impl Bed {
     /// kubectl with the token of the controller, and this standard input.
     ///
     /// # Errors
-    /// Its words.
+    /// Message of the API server.
     pub(crate) fn as_controller(&self, arguments: &[&str], stdin: &str) -> Result<String, String> {
         let kubeconfig = self.directory.path().join("kubeconfig");
         let arguments = [&["--kubeconfig", kubeconfig.to_str().unwrap()], arguments].concat();

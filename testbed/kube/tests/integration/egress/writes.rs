@@ -1,4 +1,4 @@
-//! What the token of the controller of egress gateways may write: RBAC lets it write objects in all namespaces, and policies bind it to what an Egress
+//! Writes with the token of the controller of egress gateways: RBAC lets it write objects in all namespaces, and policies bind it to what an Egress
 //! owns. Each write is one that RBAC allows.
 
 use std::time::{Duration, Instant};
