@@ -76,6 +76,21 @@ fn is_refused(pod: &Pod, to: &[&str]) {
     assert_eq!((pod.counted("encapsulated"), pod.counted("in_clear")), (before, 0));
 }
 
+/// A running client of both Egresses, which others reach from outside; `objects` have the Egresses.
+async fn client_of_both(objects: Objects) -> (Bed, Pod) {
+    let objects = Objects {
+        services: vec![service(INTERNET, &SERVICE), service(DOMESTIC, &DOMESTIC_SERVICE)],
+        pods: vec![shown(BOTH, &json!({}))],
+        ..objects
+    };
+    let (bed, pod) = (Bed::new(objects), Pod::new());
+    pod.open_from_outside();
+    bed.gateways.set(INTERNET, gateways(&GATEWAY));
+    bed.gateways.set(DOMESTIC, gateways(&GATEWAY));
+    bed.add(&pod, BOTH).await.unwrap();
+    (bed, pod)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_added_pod_has_what_the_article_prints_and_reaches_its_gateways() {
     let (bed, pod) = client().await;

@@ -2,10 +2,9 @@
 
 use fairlead_api::resources::Egress;
 use nix::libc;
-use serde_json::json;
 
-use super::bed::{Bed, GATEWAY, Objects, Pod, SERVICE, egress, gateways, service, shown, within};
-use super::{BOTH, DOMESTIC, DOMESTIC_SERVICE, INTERNET, SECOND};
+use super::bed::{Bed, Objects, Pod, egress, within};
+use super::{DOMESTIC, INTERNET, SECOND, client_of_both};
 
 /// Ranges of a cluster with pods and Services in 10.0.0.0/8, and the addresses of its node.
 const RANGES: [&str; 5] =
@@ -24,16 +23,9 @@ async fn client() -> (Bed, Pod) {
             with_ranges(INTERNET, &["0.0.0.0/0", "::/0"]),
             with_ranges(DOMESTIC, &["10.0.0.0/8", "192.168.0.0/16"]),
         ],
-        services: vec![service(INTERNET, &SERVICE), service(DOMESTIC, &DOMESTIC_SERVICE)],
-        pods: vec![shown(BOTH, &json!({}))],
         ..Objects::default()
     };
-    let (bed, pod) = (Bed::new(objects), Pod::new());
-    pod.open_from_outside();
-    bed.gateways.set(INTERNET, gateways(&GATEWAY));
-    bed.gateways.set(DOMESTIC, gateways(&GATEWAY));
-    bed.add(&pod, BOTH).await.unwrap();
-    (bed, pod)
+    client_of_both(objects).await
 }
 
 /// Probes of the node, from each of its addresses, are answered.

@@ -4,8 +4,8 @@ use fairlead_api::resources::Egress;
 use nix::libc;
 use serde_json::json;
 
-use super::bed::{BEHIND, Bed, GATEWAY, Objects, Pod, SERVICE, egress, gateways, service, shown, within};
-use super::{BOTH, DOMESTIC, DOMESTIC_SERVICE, INTERNET, SECOND};
+use super::bed::{BEHIND, Bed, Objects, Pod, egress, gateways, shown, within};
+use super::{DOMESTIC, INTERNET, SECOND, client_of_both};
 use crate::EgressSwitches;
 
 fn originating(of: &str, destinations: &[&str], only: Option<bool>) -> Egress {
@@ -25,17 +25,10 @@ async fn client(of_internet: Option<bool>, of_domestic: Option<bool>, flag: bool
             internet(of_internet),
             originating(DOMESTIC, &["192.168.10.0/24", "fd10::/64"], of_domestic),
         ],
-        services: vec![service(INTERNET, &SERVICE), service(DOMESTIC, &DOMESTIC_SERVICE)],
-        pods: vec![shown(BOTH, &json!({}))],
         switches: EgressSwitches { enabled: true, originating_only: flag },
         ..Objects::default()
     };
-    let (bed, pod) = (Bed::new(objects), Pod::new());
-    pod.open_from_outside();
-    bed.gateways.set(INTERNET, gateways(&GATEWAY));
-    bed.gateways.set(DOMESTIC, gateways(&GATEWAY));
-    bed.add(&pod, BOTH).await.unwrap();
-    (bed, pod)
+    client_of_both(objects).await
 }
 
 /// Packets that the pod sends on its own go to gateways, and none in clear.
