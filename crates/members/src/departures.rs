@@ -3,7 +3,9 @@
 //! A member that an administrator revoked, or whose WireKubePeer was deleted while this node watched, is gone at once: no weaker
 //! source brings it back. One that is missing for no known reason (a watch that was interrupted, a cluster restored from a backup,
 //! a service that forgets) stays while its tunnel works. After that its prefixes are guarded: what is sent there is dropped, and
-//! never leaves in clear text.
+//! never leaves in clear text. The same holds for blocks that members released.
+
+mod released;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,9 +15,10 @@ use fairlead_keys::PublicKey;
 use fairlead_topology::{ByDiscovery, Member, MemberRecord, Source, Sources};
 use ipnet::IpNet;
 
+pub use self::released::ReleasedBlocks;
 use super::SourceProblem;
 
-/// Time for which prefixes of a missing member are guarded: 24 hours.
+/// Time for which prefixes of a missing member and blocks that were released are guarded: 24 hours.
 pub const GUARD: Duration = Duration::from_secs(24 * 3600);
 /// Time for which a deletion is remembered: 7 days.
 pub const KEEP_DELETIONS: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -66,11 +69,12 @@ impl Revoked {
     }
 }
 
-/// Memory of members that left: those that were deleted, and those that are missing.
+/// Memory of members that left: those that were deleted, those that are missing, and blocks that were released.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Departures {
     deleted: BTreeMap<String, Deleted>,
     missing: BTreeMap<String, Missing>,
+    released: ReleasedBlocks,
 }
 
 /// A WireKubePeer whose deletion was seen.
@@ -97,8 +101,17 @@ pub struct Missing {
 
 impl Departures {
     /// Restores what an earlier run of this program remembered.
-    pub fn restored(deleted: BTreeMap<String, Deleted>, missing: BTreeMap<String, Missing>) -> Self {
-        Self { deleted, missing }
+    pub fn restored(
+        deleted: BTreeMap<String, Deleted>,
+        missing: BTreeMap<String, Missing>,
+        released: ReleasedBlocks,
+    ) -> Self {
+        Self { deleted, missing, released }
+    }
+
+    /// Blocks that no member has any more.
+    pub fn released(&self) -> &ReleasedBlocks {
+        &self.released
     }
 
     /// Deleted and missing members, by name, to be saved.
@@ -218,9 +231,10 @@ impl Departures {
             }
         }
         members.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        self.released.follow(evidence.previous, members, now + GUARD.saturating_sub(evidence.age), now);
     }
 
-    /// Prefixes to which nothing may leave in clear text, though no member has them; with the networks of their pods where the mesh
+    /// Prefixes to which nothing may leave in clear text, though no member has them: blocks that were released, and all of missing members, with the networks of their pods where the mesh
     /// carries these. Of what members had claimed those that the function `admits`: others had never been in the mesh.
     pub fn guarded<'a>(
         &'a self,
@@ -228,11 +242,12 @@ impl Departures {
         admits: impl Fn(&Member, &IpNet) -> bool + Copy + 'a,
     ) -> impl Iterator<Item = &'a IpNet> {
         let guarded = self.missing.values().filter(|missing| missing.is_guarded).map(|it| &it.member);
-        guarded.flat_map(move |member| {
+        let of_missing = guarded.flat_map(move |member| {
             let Member { claims, blocks, pod_networks, .. } = member;
             let claims = claims.iter().filter(move |claim| admits(member, claim));
             claims.chain(blocks).chain(pod_networks.iter().filter(move |_| includes_pod_networks))
-        })
+        });
+        of_missing.chain(self.released.iter().map(|(block, _)| block))
     }
 
     /// Whether time alone may change anything.

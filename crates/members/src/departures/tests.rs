@@ -264,3 +264,47 @@ fn the_key_that_a_deleted_or_revoked_node_was_about_to_use_is_refused_too() {
     assert_eq!(bed.step(vec![record(Source::Kubernetes, announcing)], &[]), ["n4"]);
     assert_eq!(bed.previous[0].next_key, None);
 }
+
+fn with_blocks(member: Member, blocks: &[&str]) -> Member {
+    Member { blocks: blocks.iter().map(|block| block.parse().unwrap()).collect(), ..member }
+}
+
+#[test]
+fn a_released_block_is_guarded_until_a_member_has_it_again_or_a_day_has_passed() {
+    let both = ["10.64.0.0/26", "10.64.0.64/26"];
+    let own = |blocks: &[&str]| record(Source::Kubernetes, with_blocks(member("self", 9), blocks));
+    let other = |blocks: &[&str]| record(Source::Kubernetes, with_blocks(member("n1", 1), blocks));
+    let before = vec![with_blocks(member("n1", 1), &[]), with_blocks(member("self", 9), &both)];
+    let mut bed = Bed::new(before, Session::Alive);
+    bed.age = Duration::from_secs(3600);
+    let blocks = |bed: &Bed| bed.guarded().iter().map(ToString::to_string).collect::<Vec<_>>();
+    bed.step(vec![own(&both[1..]), other(&[])], &[]);
+    assert_eq!(blocks(&bed), both[..1], "this node had it before it rebooted");
+    bed.step(vec![own(&both[1..]), other(&both[..1])], &[]);
+    assert_eq!(blocks(&bed), [""; 0], "another node has it");
+    bed.step(vec![own(&both[1..]), other(&[])], &[]);
+    assert_eq!(blocks(&bed), both[..1], "that one released it, too");
+    bed.now += GUARD - Duration::from_secs(1);
+    bed.step(vec![own(&[]), other(&[])], &[]);
+    assert_eq!(blocks(&bed), both);
+    bed.now += Duration::from_secs(1);
+    bed.step(vec![own(&[]), other(&[])], &[]);
+    assert_eq!(blocks(&bed), both[1..]);
+}
+
+#[test]
+fn of_many_released_blocks_the_newest_are_guarded() {
+    let blocks: Vec<String> = (0..5000_u32).map(|at| format!("10.{}.{}.0/24", at / 256, at % 256)).collect();
+    let of = |blocks: &[String]| {
+        with_blocks(member("n1", 1), &blocks.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let mut bed = Bed::new(vec![of(&blocks)], Session::Alive);
+    for left in [4000, 2500, 0] {
+        bed.now += Duration::from_secs(1);
+        bed.step(vec![record(Source::Kubernetes, of(&blocks[..left]))], &[]);
+    }
+    let guarded = bed.guarded();
+    assert_eq!(guarded.len(), 4096);
+    let newest = guarded.iter().filter(|block| blocks[..4000].contains(&block.to_string())).count();
+    assert_eq!(newest, 4000);
+}

@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use fairlead_topology::Member;
+use ipnet::IpNet;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::SavedMember;
-use crate::departures::{Deleted, Departures, GUARD, KEEP_DELETIONS, Missing};
+use crate::departures::{Deleted, Departures, GUARD, KEEP_DELETIONS, Missing, ReleasedBlocks};
 
 /// [`Departures`], with times of a clock that a reboot does not set back to zero.
 #[derive(Default, Serialize, Deserialize)]
@@ -18,6 +19,8 @@ pub struct SavedDepartures {
     deleted: Vec<SavedDeletion>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     missing: Vec<SavedMissing>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    released: Vec<SavedBlock>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -39,6 +42,13 @@ struct SavedMissing {
     until: Timestamp,
 }
 
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SavedBlock {
+    block: IpNet,
+    until: Timestamp,
+}
+
 impl SavedDepartures {
     /// Departures with times of day in place of instants; `now` is the present time by both clocks.
     pub fn of(departures: &Departures, now: (Instant, Timestamp)) -> Self {
@@ -46,6 +56,8 @@ impl SavedDepartures {
             let left = SignedDuration::try_from(at.saturating_duration_since(now.0)).unwrap_or_default();
             now.1.checked_add(left).unwrap_or(Timestamp::MAX)
         };
+        let released = departures.released().iter();
+        let released = released.map(|(block, at)| SavedBlock { block: *block, until: until(at) });
         let (deleted, missing) = departures.remembered();
         let deleted = deleted.iter().map(|(name, deleted)| SavedDeletion {
             name: name.clone(),
@@ -59,7 +71,7 @@ impl SavedDepartures {
             is_guarded: missing.is_guarded,
             until: until(missing.until),
         });
-        Self { deleted: deleted.collect(), missing: missing.collect() }
+        Self { deleted: deleted.collect(), missing: missing.collect(), released: released.collect() }
     }
 
     /// The departures that count now. A clock that was set back makes nothing last longer than it may.
@@ -82,7 +94,9 @@ impl SavedDepartures {
             let until = until(saved.until, GUARD);
             Ok((member.name.clone(), Missing { member, until, is_guarded: saved.is_guarded }))
         });
-        Ok(Departures::restored(deleted.collect::<Result<_>>()?, missing.collect::<Result<_>>()?))
+        let released = self.released.into_iter().map(|saved| (saved.block, until(saved.until, GUARD)));
+        let released = ReleasedBlocks::restored(released.collect());
+        Ok(Departures::restored(deleted.collect::<Result<_>>()?, missing.collect::<Result<_>>()?, released))
     }
 }
 
@@ -108,8 +122,12 @@ mod tests {
             next_key: Some(PublicKey([3; 32])),
             until: now + 3 * hour,
         };
-        let departures =
-            Departures::restored([("n1".to_owned(), deleted)].into(), [("n2".to_owned(), missing)].into());
+        let block = "10.64.0.0/26".parse().unwrap();
+        let departures = Departures::restored(
+            [("n1".to_owned(), deleted)].into(),
+            [("n2".to_owned(), missing)].into(),
+            ReleasedBlocks::restored([(block, now + hour)].into()),
+        );
         let json = serde_json::to_vec(&SavedDepartures::of(&departures, (now, wall))).unwrap();
         let restored = |now, wall| {
             serde_json::from_slice::<SavedDepartures>(&json).unwrap().restored((now, wall)).unwrap()
@@ -120,5 +138,6 @@ mod tests {
         assert_eq!(rebooted.remembered().1["n2"].until, now, "it is over");
         let set_back = restored(now, wall - 1000 * hour);
         assert_eq!(set_back.remembered().1["n2"].until, now + GUARD);
+        assert_eq!(set_back.released().iter().collect::<Vec<_>>(), [(&block, now + GUARD)]);
     }
 }

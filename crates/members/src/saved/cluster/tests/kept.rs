@@ -6,7 +6,7 @@ use fairlead_topology::{ByDiscovery, InternalAddress, Keepalive, MemberAddresses
 use serde_json::Value;
 
 use super::*;
-use crate::departures::{Deleted, Missing};
+use crate::departures::{Deleted, Missing, ReleasedBlocks};
 use crate::saved::discovery::{Credentials, Previous, SavedServices, Secrets};
 
 const SAVED: i64 = 1_790_000_000;
@@ -65,6 +65,7 @@ fn departures(now: Instant) -> Departures {
     Departures::restored(
         deleted.map(|(name, deleted)| (name.to_owned(), deleted)).into(),
         [("node-0007".to_owned(), missing)].into(),
+        ReleasedBlocks::default(),
     )
 }
 
