@@ -259,7 +259,10 @@ impl Cluster {
         text += &ask(&["get", "events", "-A", "--field-selector", "type=Warning"]);
         for component in ["coild", "coil-ipam-controller", "coil-egress-controller", "egress"] {
             let selector = format!("app.kubernetes.io/component={component}");
-            text += &ask(&["logs", "-n", "kube-system", "--prefix", "--tail=15", "-l", &selector]);
+            let logs = ["logs", "-n", "kube-system", "--prefix", "--tail=15", "-l", &selector];
+            text += &ask(&logs);
+            // A program that was started again said the reason before it ended.
+            text += &ask(&[&logs[..], &["--previous", "--ignore-errors"]].concat());
         }
         for node in self.nodes() {
             text += &tail(&node.log("kubelet"));
