@@ -29,7 +29,8 @@
 //! addresses outside of the mesh is let out here by the same rules, before those that drop.
 //!
 //! Packets that come by the tunnel for a pod that is not there leave by no uplink. Routes refuse them, once the node program knows the blocks of its node; after
-//! a reboot others send to pods of before at once.
+//! a reboot others send to pods of before at once. Hosts beside this node are among its prefixes, too, and are behind an uplink: where there are any, the rule
+//! has `ip daddr != @fairlead_site_ipv4` as well.
 //!
 //! Forwarded packets are never of this host's WireGuard, whatever their mark says: the first chain drops them. So the second one, where the device is
 //! known for packets of this host as well, believes the mark. It comes before source NAT: exceptions are about sources as they were. With
@@ -53,8 +54,8 @@ use super::control_plane;
 use super::foreign_rules::{magnitude, time};
 use super::state::{MeshState, PlainRoute};
 use super::table::{
-    HALVES, Half, accept_neighbor_discovery, accept_own, exceptions, foreign_answers, past_mesh,
-    relay_answers,
+    HALVES, Half, accept_neighbor_discovery, accept_own, exceptions, foreign_answers, has_site, past_mesh,
+    relay_answers, site_sets,
 };
 use crate::nft_table::{Applied, Keeper};
 
@@ -226,6 +227,7 @@ fn targets(half: &Half, state: &MeshState) -> IntervalSet {
 fn table(state: &MeshState, bridges: &[String]) -> Table {
     let ends: Vec<IpNet> = state.plain.iter().filter_map(tunnel_end).collect();
     let mut sets = exceptions(&state.bypass);
+    sets.extend(site_sets(state));
     sets.extend(control_plane::sets(&state.bypass.control_plane));
     sets.extend(HALVES.map(|half| (half.set.to_owned(), targets(&half, state))));
     let set = |half: Half| (half.tunnels().to_owned(), IntervalSet::from_prefixes(half.addresses, &ends));
@@ -270,10 +272,11 @@ fn forwarded(state: &MeshState, bridges: &[String]) -> Vec<Rule> {
         .collect()
 }
 
-/// Drops what came by the tunnel for this node's own prefixes and leaves by an uplink. It is not counted: nothing of this node was about to leave.
+/// Drops what came by the tunnel for this node's own prefixes, without those of hosts beside it, and leaves by an uplink. It is not counted: nothing of this
+/// node was about to leave.
 fn goes_on(state: &MeshState) -> impl Iterator<Item = Rule> {
     let uplinks = state.uplinks.iter().filter(|_| !state.bypass.own.is_empty());
-    uplinks.flat_map(|uplink| {
+    uplinks.flat_map(move |uplink| {
         HALVES.map(|half| {
             let mut expressions = vec![
                 Expression::LoadMeta(Meta::InputInterface),
@@ -282,6 +285,8 @@ fn goes_on(state: &MeshState) -> impl Iterator<Item = Rule> {
                 Expression::is_interface(uplink),
             ];
             expressions.extend(Expression::address_in(half.addresses, AddressEnd::Destination, half.own));
+            // In the register is the destination still.
+            expressions.extend(has_site(state).then(|| Expression::LookupAbsent(half.site.to_owned())));
             expressions.push(Expression::Drop);
             Rule(expressions)
         })

@@ -102,7 +102,7 @@ pub(super) struct Half {
     /// The other nodes' own addresses.
     pub(super) nodes: &'static str,
     /// Hosts beside this node.
-    site: &'static str,
+    pub(super) site: &'static str,
     /// This node's prefixes in the mesh.
     pub(super) own: &'static str,
     /// IP and TCP header in bytes: what a segment is smaller than the packet.
@@ -136,13 +136,7 @@ pub(super) fn table(state: &MeshState, marks_forwarded: bool) -> Table {
     );
     sets.extend(exceptions(&state.bypass));
     sets.extend(arriving::sets(state));
-    let has_site = !state.masqueraded.is_empty();
-    if has_site {
-        let set = |half: Half| {
-            (half.site.to_owned(), IntervalSet::from_prefixes(half.addresses, &state.masqueraded))
-        };
-        sets.extend(HALVES.map(set));
-    }
+    sets.extend(site_sets(state));
     let own = &state.bypass.own;
     sets.extend(control_plane::sets(&state.bypass.control_plane));
     let chain = |hook, rules| Chain { hook, priority: PRIORITY, rules };
@@ -170,10 +164,23 @@ pub(super) fn table(state: &MeshState, marks_forwarded: bool) -> Table {
         .into_iter()
         .chain(arriving::chain(state).map(|chain| (names::NFT_CHAIN_ARRIVING.to_owned(), chain)))
         .chain(sources::chain(state).map(|chain| (names::NFT_CHAIN_SOURCES.to_owned(), chain)))
-        .chain(has_site.then(|| (names::NFT_CHAIN_SITE.to_owned(), masquerading(&state.interface))))
+        .chain(has_site(state).then(|| (names::NFT_CHAIN_SITE.to_owned(), masquerading(&state.interface))))
         .chain(marks_forwarded.then(|| (names::NFT_CHAIN_FORWARD.to_owned(), marking(!own.is_empty()))))
         .collect(),
     }
+}
+
+/// Whether there are hosts beside this node.
+pub(super) fn has_site(state: &MeshState) -> bool {
+    !state.masqueraded.is_empty()
+}
+
+/// The sets of hosts beside this node, if there are any.
+pub(super) fn site_sets(state: &MeshState) -> impl Iterator<Item = (String, IntervalSet)> {
+    let halves = HALVES.iter().filter(move |_| has_site(state));
+    halves.map(move |half| {
+        (half.site.to_owned(), IntervalSet::from_prefixes(half.addresses, &state.masqueraded))
+    })
 }
 
 /// The sets by which packets are told that go past the mesh.

@@ -414,6 +414,26 @@ fn what_comes_by_the_tunnel_for_a_pod_that_is_not_there_leaves_by_no_uplink() {
     assert_eq!(bed.guarded(), 0, "nothing of this node was about to leave");
 }
 
+/// They are among the prefixes of their node, which is known to them in place of who sends.
+#[test]
+fn what_comes_by_the_tunnel_for_hosts_beside_this_node_leaves_by_an_uplink() {
+    let mut bed = Bed::new();
+    let site = ["10.8.0.0/24", "fd08::/64"].map(|prefix| prefix.parse::<IpNet>().unwrap());
+    bed.state.bypass.own.extend(["10.7.0.0/24", "fd07::/64"].map(|own| own.parse::<IpNet>().unwrap()));
+    bed.state.bypass.own.extend(site);
+    bed.state.masqueraded = site.to_vec();
+    bed.state.uplinks = vec!["up0".to_owned()];
+    bed.apply();
+    for (targets, leave) in [(["10.7.0.5", "fd07::5"], 0), (["10.8.0.5", "fd08::5"], 2)] {
+        let rule = format!("udp dport {CLEAR} ");
+        let before = bed.seen(&rule);
+        for target in targets {
+            send(&bed.member, (target, CLEAR), (0, 0));
+        }
+        assert_eq!(bed.seen(&rule) - before, leave, "{targets:?}");
+    }
+}
+
 /// The device is up last: from then on packets come.
 #[test]
 fn the_guard_is_there_before_the_device_is_up() {
