@@ -36,6 +36,8 @@ pub(crate) struct Record {
     pub(crate) opened: Vec<String>,
     /// Changes of the device, one entry per batch.
     pub(crate) changes: Vec<DeviceChange>,
+    /// Whether packets were led anywhere at the time of each change.
+    pub(crate) led: Vec<bool>,
     /// States of nftables, rules and routes that differed from the one before.
     pub(crate) applied: Vec<MeshState>,
     /// Number of times these were compared.
@@ -53,6 +55,7 @@ pub(crate) struct Record {
     /// Name of the device; `None` when there is none.
     pub(crate) device: Option<String>,
     pub(crate) refuse_apply: bool,
+    pub(crate) refuse_change: bool,
     pub(crate) numbers_taken: Option<String>,
     pub(crate) refuse_open: bool,
     /// A device that is opened is a new one.
@@ -338,9 +341,12 @@ impl WireGuardDevice for FakeDevice {
 
     fn change(&self, change: &DeviceChange) -> std::result::Result<(), wireguard::Error> {
         let mut record = self.record.lock().unwrap();
-        if change.listen_port.is_some_and(|port| record.ports_taken.contains(&port)) {
+        let is_taken = change.listen_port.is_some_and(|port| record.ports_taken.contains(&port));
+        if is_taken || record.refuse_change {
             return Err(refused().into());
         }
+        let is_led = record.mesh.is_some();
+        record.led.push(is_led);
         let Some(state) = &mut record.state else { return Err(self.vanished()) };
         state.private_key = change.private_key.clone().or(state.private_key.take());
         state.listen_port = change.listen_port.unwrap_or(state.listen_port);

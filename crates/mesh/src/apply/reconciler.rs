@@ -112,23 +112,16 @@ impl<K: Kernel> Mesh<K> {
         let mut host = Host::new(&self.kernel.network()?, inputs);
         let inputs = &self.granted.extend(inputs, host.addresses());
         let mtu = desired::mtu(inputs, &host);
-        let mut before = match self.device_state(&inputs.settings.device.interface, mtu) {
-            Ok(before) => before,
+        let (before, is_listening) = match self.device_state(inputs, &mut host, mtu, now) {
+            Ok(read) => read,
             Err(failure) => {
-                self.drop_packets(inputs, host, now);
+                let planned = self.plan(inputs, host, OwnAddresses::default(), &BTreeMap::new(), now);
+                self.drop_packets(&planned, now);
                 return Err(failure);
             }
         };
-        // Before the device has the port, nothing can be asked: the next reconciliation follows at once.
-        let listened_on = before.listen_port;
-        let wanted = WantedPort {
-            port: host.port,
-            is_of_node: inputs.own.port.is_some(),
-            of_mesh: inputs.settings.device.port,
-        };
-        host.port = self.settle_port(wanted, &mut before, now)?;
-        let is_listening = listened_on == host.port;
         self.device.maintain_path_socket(self.paths.port());
+        // Before the device has the port, nothing can be asked: the next reconciliation follows at once.
         self.is_outdated |= !is_listening;
         let stun = self.ask_stun_servers(inputs, &host, is_listening, now);
         let own_addresses =
@@ -137,7 +130,12 @@ impl<K: Kernel> Mesh<K> {
         self.observe_keys(&before);
         self.paths.set_identity(&inputs.keys.private, inputs.keys.public);
         let planned = self.plan(inputs, host, own_addresses, &before.peers, now);
-        self.configure_device(&planned, before, mtu, now)?;
+        if before.peers.is_empty() {
+            // As soon as it has some, packets come by the tunnel, also for pods that are not there.
+            self.drop_packets(&planned, now);
+        }
+        self.configure_device(&planned, before, mtu, now)
+            .inspect_err(|_| self.drop_packets(&planned, now))?;
         self.lead_packets(&planned, now)?;
         self.observe_granularity(now);
         let report = self.report(now).ok_or(MeshFailure::NoMesh)?;
@@ -145,10 +143,12 @@ impl<K: Kernel> Mesh<K> {
         Ok(report)
     }
 
-    /// Without the device, packets to other nodes are dropped; they never leave in clear text.
-    fn drop_packets(&mut self, inputs: &Arc<Inputs>, host: Host, now: Instant) {
-        let planned = self.plan(inputs, host, OwnAddresses::default(), &BTreeMap::new(), now);
-        let desired = &planned.desired;
+    /// Leads packets into the device, which is missing or has no peers: they are dropped, and never leave in clear text. What the kernel refuses is
+    /// tried again, and reported, by [`Self::lead_packets`].
+    fn drop_packets(&mut self, planned: &Planned, now: Instant) {
+        let Planned { inputs, host, desired, .. } = planned;
+        // Packets through IP tunnels need no device.
+        self.encapsulation.apply(&mut self.kernel, desired, host.uplink_mtu(), now);
         let encapsulated = self.encapsulation.routes(desired);
         let bypassed = self.down_peers.bypassed();
         let interface = &inputs.settings.device.interface;
@@ -258,24 +258,30 @@ impl<K: Kernel> Mesh<K> {
         Ok(self.kernel.remove()?)
     }
 
-    /// Opens the device, unless it is open, and reads it.
-    fn device_state(&mut self, interface: &str, mtu: u32) -> Result<DeviceState, MeshFailure> {
+    /// Opens the device, unless it is open, reads it, and gives it the port of `host`, or the host the one that it has. Says whether the
+    /// device had the port before.
+    fn device_state(
+        &mut self,
+        inputs: &Inputs,
+        host: &mut Host,
+        mtu: u32,
+        now: Instant,
+    ) -> Result<(DeviceState, bool), MeshFailure> {
+        let interface = &inputs.settings.device.interface;
         self.close_other_device(interface)?;
         let port = self.paths.port();
-        Ok(self.device.use_device(|slot| slot.open(&mut self.kernel, port, interface, mtu)?.state())?)
-    }
-
-    /// See [`ListenPort::bring_up`].
-    fn settle_port(
-        &mut self,
-        wanted: WantedPort,
-        state: &mut DeviceState,
-        now: Instant,
-    ) -> Result<u16, MeshFailure> {
-        match &self.device.device {
-            Some(open) => self.listen_port.bring_up(wanted, &*open.device, state, now),
-            None => Ok(wanted.port),
+        let mut state =
+            self.device.use_device(|slot| slot.open(&mut self.kernel, port, interface, mtu)?.state())?;
+        let listened_on = state.listen_port;
+        let wanted = WantedPort {
+            port: host.port,
+            is_of_node: inputs.own.port.is_some(),
+            of_mesh: inputs.settings.device.port,
+        };
+        if let Some(open) = &self.device.device {
+            host.port = self.listen_port.bring_up(wanted, &*open.device, &mut state, now)?;
         }
+        Ok((state, listened_on == host.port))
     }
 
     /// The port on which this node listens; `None` before it listens on one.

@@ -319,7 +319,8 @@ async fn timers_of_paths_read_no_objects_plan_nothing_and_dump_nothing() {
     let mesh = task.await.unwrap();
     let kernel = kernel.lock().unwrap();
     assert_eq!((mesh.plans(), kernel.applied.len()), (2, 2));
-    assert_eq!(kernel.mesh_reads, kernel.networks_read, "only reconciliation dumps anything");
+    // The first one leads packets before the device has peers, and once it has them.
+    assert_eq!(kernel.mesh_reads, kernel.networks_read + 1, "only reconciliation dumps anything");
     assert!(kernel.networks_read > before && reports.snapshot().failure.is_none());
 }
 

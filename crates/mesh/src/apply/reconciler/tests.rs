@@ -217,6 +217,38 @@ fn after_a_failure_the_next_step_goes_on_from_there() {
     assert_eq!(mesh.plans(), 1);
 }
 
+fn targets_of(kernel: &Shared) -> Option<Vec<IpNet>> {
+    kernel.lock().unwrap().mesh.as_ref().map(|state| state.targets_v4.clone())
+}
+
+fn of_two_and_three() -> Option<Vec<IpNet>> {
+    Some(vec!["10.0.0.2/31".parse().unwrap()])
+}
+
+/// As after a reboot. With its peers, packets come by the tunnel.
+#[test]
+fn packets_are_led_before_a_new_device_has_peers() {
+    let kernel = Shared::default();
+    mesh(&kernel).reconcile(&three(), Instant::now()).unwrap();
+    assert_eq!(targets_of(&kernel), of_two_and_three());
+    assert_eq!(kernel.lock().unwrap().led, [true]);
+}
+
+#[test]
+fn where_the_device_takes_no_change_packets_to_other_nodes_are_dropped() {
+    let kernel = Shared::default();
+    let (mut mesh, now) = (mesh(&kernel), Instant::now());
+    kernel.lock().unwrap().ports_taken = vec![51820];
+    assert_eq!(mesh.reconcile(&three(), now).unwrap_err().reason(), "DeviceFailed");
+    assert_eq!(targets_of(&kernel), of_two_and_three(), "another program has the port");
+    kernel.lock().unwrap().ports_taken.clear();
+    mesh.reconcile(&Arc::new(inputs([member(1), member(2)])), now).unwrap();
+    assert_ne!(targets_of(&kernel), of_two_and_three());
+    kernel.lock().unwrap().refuse_change = true;
+    assert_eq!(mesh.reconcile(&three(), now).unwrap_err().reason(), "DeviceFailed");
+    assert_eq!(targets_of(&kernel), of_two_and_three(), "one more node");
+}
+
 #[test]
 fn what_another_program_changed_is_put_right_by_the_next_sweep() {
     let kernel = Shared::default();

@@ -49,6 +49,7 @@ fn an_ip_tunnel_that_an_earlier_program_used_is_adopted_and_others_are_tried_fir
             let [wanted] = &kernel.encapsulations[..] else { panic!("{:?}", kernel.encapsulations) };
             let expected = ("10.0.0.1".parse().unwrap(), "10.0.1.44".parse().unwrap(), 1500);
             assert_eq!((wanted.local[0], wanted.senders[0], wanted.uplink_mtu), expected);
+            assert_eq!(kernel.applied.len(), 1, "its routes are there from the start");
         }
         mesh.disable().unwrap();
         assert_eq!(kernel.lock().unwrap().encapsulation, Default::default());

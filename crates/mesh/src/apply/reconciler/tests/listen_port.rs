@@ -76,6 +76,7 @@ fn a_new_device_waits_a_moment_for_its_port_and_then_takes_that_of_the_mesh() {
     // A predecessor that is ending may have it.
     assert_eq!(mesh.reconcile(&on(Some(51821)), now).unwrap_err().reason(), "DeviceFailed");
     assert_eq!(*mesh.listen_port().borrow(), None);
+    assert_eq!(targets_of(&kernel), of_two_and_three(), "they are dropped meanwhile");
     let report = mesh.reconcile(&on(Some(51821)), now + Duration::from_secs(3)).unwrap();
     assert_eq!((report.device.port, port_of(&kernel)), (51820, 51820));
     assert_eq!(reasons(&report), ["ListenPortUnavailable"]);
