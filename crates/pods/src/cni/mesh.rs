@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::failure::{Failure, Reason};
+use crate::container_locks::{ContainerLocks, Guard};
 
 /// Longest time for which an ADD waits for the mesh. After an error the runtime asks again.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -21,12 +22,20 @@ pub trait MeshStatus: Send + Sync {
     fn is_settled(&self) -> bool;
 }
 
-/// Waits [`PATIENCE`] at most until the mesh is settled, where one is wanted: what a pod sends to other nodes before, as after a reboot, leaves in clear text.
+/// Lock of a container whose interface may be attached: waits [`PATIENCE`] at most until the mesh is settled, where one is wanted. What a pod sends to other
+/// nodes before, as after a reboot, leaves in clear text. A DEL of the container waits as well: it must not overtake the ADD.
 ///
 /// # Errors
 /// The mesh is not settled by then.
-pub(super) async fn settled(is_wanted: bool, mesh: &dyn MeshStatus) -> Result<(), Failure> {
-    settled_within(PATIENCE, is_wanted, mesh).await
+pub(super) async fn lock_once_settled(
+    locks: &ContainerLocks,
+    container: &str,
+    is_wanted: bool,
+    mesh: &dyn MeshStatus,
+) -> Result<Guard, Failure> {
+    let guard = locks.lock(container).await;
+    settled_within(PATIENCE, is_wanted, mesh).await?;
+    Ok(guard)
 }
 
 async fn settled_within(patience: Duration, is_wanted: bool, mesh: &dyn MeshStatus) -> Result<(), Failure> {
@@ -75,5 +84,15 @@ mod tests {
         assert_eq!(never.reason, Reason::MeshStarting);
         assert!(never.message.contains("has not started within 200ms"), "{}", never.message);
         assert_eq!(settled_within(short, false, &Starting(1_000_000.into())).await, Ok(()));
+    }
+
+    /// The ADD goes on when its plugin is killed, and the runtime sends a DEL then.
+    #[tokio::test]
+    async fn a_del_waits_while_an_add_of_the_container_waits_for_the_mesh() {
+        let (locks, mesh) = (ContainerLocks::default(), Starting(1_000_000.into()));
+        let mut add = Box::pin(lock_once_settled(&locks, "a", true, &mesh));
+        assert!(futures::poll!(&mut add).is_pending());
+        assert!(locks.try_lock("a").is_none());
+        assert!(locks.try_lock("b").is_some());
     }
 }

@@ -24,8 +24,10 @@ impl Service {
     async fn add(&self, args: CniArgs) -> Result<AddResponse, Failure> {
         let add = AddRequest::parse(args)?;
         let is_mesh_wanted = WireKubeMesh::selected(&self.deps.meshes.store.state()).is_some();
-        mesh::settled(is_mesh_wanted, self.deps.mesh.as_ref()).await?;
-        let _guard = self.deps.locks.lock(&add.key.container_id).await;
+        let container = &add.key.container_id;
+        let locked =
+            mesh::lock_once_settled(&self.deps.locks, container, is_mesh_wanted, self.deps.mesh.as_ref());
+        let _guard = locked.await?;
         let repeated = self.deps.ipam.allocated(&add.key).is_some();
         Ok(AddResponse { result: self.stages.attach(&add, repeated).await? })
     }
