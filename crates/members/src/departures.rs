@@ -22,6 +22,8 @@ use super::SourceProblem;
 pub const GUARD: Duration = Duration::from_secs(24 * 3600);
 /// Time for which a deletion is remembered: 7 days.
 pub const KEEP_DELETIONS: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Interval at which missing members are looked at: their tunnels end without a change of any source.
+const CHECK: Duration = Duration::from_secs(5);
 /// Most deletions that are remembered: the newest.
 pub const MAX_DELETIONS: usize = 4096;
 /// Most members that are guarded, and problems that are told of them.
@@ -250,9 +252,10 @@ impl Departures {
         of_missing.chain(self.released.iter().map(|(block, _)| block))
     }
 
-    /// Whether time alone may change anything.
-    pub fn is_waiting(&self) -> bool {
-        !self.missing.is_empty()
+    /// Time at which members are to be followed again although no source says anything new; `None` if time alone changes nothing.
+    pub fn next_check(&self, now: Instant) -> Option<Instant> {
+        let of_missing = (!self.missing.is_empty()).then(|| now + CHECK);
+        of_missing.into_iter().chain(self.released.ends_at()).min()
     }
 
     /// Problems that name missing members, for users.

@@ -10,9 +10,6 @@ use fairlead_topology::{Member, MemberRecord, Source};
 use super::departures::{Deletion, Departures, Evidence, Revoked, Session};
 use super::{MemberSource, SourceProblem, united};
 
-/// Interval at which missing members are looked at: their tunnels end without a change of any source.
-const CHECK: Duration = Duration::from_secs(5);
-
 /// Function that reports the state of the tunnel with the peer of a key.
 pub type SessionOf = Box<dyn Fn(&PublicKey) -> Session + Send + Sync>;
 
@@ -21,7 +18,7 @@ pub struct Membership {
     node: String,
     sources: Vec<Box<dyn MemberSource>>,
     departures: Departures,
-    /// Time at which missing members are looked at again; `None` while there are none.
+    /// Time at which members are followed again although no source says anything new.
     check_at: Option<Instant>,
     session: SessionOf,
 }
@@ -65,7 +62,8 @@ impl Membership {
         };
         tokio::select! {
             () = super::changed(&mut self.sources) => {}
-            () = check => {}
+            // Once: without an answer of all sources nothing comes of it.
+            () = check => self.check_at = None,
         }
     }
 
@@ -103,7 +101,7 @@ impl Membership {
             now: view.now,
         };
         self.departures.follow(&mut members, &evidence);
-        self.check_at = self.departures.is_waiting().then(|| view.now + CHECK);
+        self.check_at = self.departures.next_check(view.now);
         problems.extend(self.departures.problems());
         if view.revoked.names.contains(&self.node) {
             problems.push(SourceProblem::Revoked { node: self.node.clone() });

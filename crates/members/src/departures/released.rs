@@ -26,6 +26,11 @@ impl ReleasedBlocks {
         self.0.iter().map(|(block, until)| (block, *until))
     }
 
+    /// Time at which the first of them is guarded no more; `None` without any.
+    pub(super) fn ends_at(&self) -> Option<Instant> {
+        self.0.values().min().copied()
+    }
+
     /// Adds the blocks of the `previous` members that none of the `members` has, to be guarded `until` then, and forgets those that one has again.
     pub(super) fn follow(
         &mut self,
@@ -37,23 +42,27 @@ impl ReleasedBlocks {
         let current: BTreeMap<&str, &[IpNet]> =
             members.iter().map(|member| (member.name.as_str(), member.blocks.as_slice())).collect();
         let of = |name: &str| current.get(name).copied().unwrap_or_default();
-        let changed = previous.iter().filter(|member| member.blocks != of(&member.name));
-        let lost: Vec<IpNet> = changed
-            .flat_map(|member| member.blocks.iter().filter(|block| !of(&member.name).contains(block)))
-            .copied()
-            .collect();
-        if lost.is_empty() && self.0.is_empty() {
+        let mut changed = previous.iter().filter(|member| member.blocks != of(&member.name)).peekable();
+        if changed.peek().is_none() && self.0.is_empty() {
             return;
         }
         let held: BTreeSet<&IpNet> = members.iter().flat_map(|member| &member.blocks).collect();
-        for block in lost {
-            self.0.insert(block, until);
-        }
+        let lost = changed.flat_map(|member| &member.blocks).filter(|block| !held.contains(*block));
+        self.0.extend(lost.map(|block| (*block, until)));
         self.0.retain(|block, until| *until > now && !held.contains(block));
-        while self.0.len() > MAX_RELEASED {
-            let oldest = self.0.iter().min_by_key(|(_, until)| **until).map(|(block, _)| *block);
-            let Some(oldest) = oldest else { break };
-            self.0.remove(&oldest);
+        self.forget_oldest();
+    }
+
+    fn forget_oldest(&mut self) {
+        let excess = self.0.len().saturating_sub(MAX_RELEASED);
+        if excess == 0 {
+            return;
+        }
+        let mut oldest: Vec<(Instant, IpNet)> =
+            self.0.iter().map(|(block, until)| (*until, *block)).collect();
+        oldest.sort_unstable();
+        for (_, block) in oldest.iter().take(excess) {
+            self.0.remove(block);
         }
     }
 }
