@@ -5,8 +5,9 @@
 //! the members that changed, once as they were and once as they are, and the plan of all gets the difference. There is one set of
 //! rules, that of [`plan`], and a change costs what its groups cost.
 //!
-//! All members are planned again where that is not possible: the policy is another one, apart from what the device has; this node has
-//! another key or place; it reaches others through gateways, so that all are in one group; or the group is large.
+//! All members are planned again where that is not possible: the policy is another one, apart from what the device has and what is
+//! guarded, which changes whenever a node releases a block; this node has another key or place; it reaches others through gateways, so
+//! that all are in one group; or the group is large.
 
 mod cover;
 mod links;
@@ -79,7 +80,7 @@ impl Last {
     /// Follows the plan to these members and this policy; `None` if all have to be planned.
     fn followed(mut self, members: &[Arc<Member>], policy: &Policy) -> Option<Self> {
         let is_sorted = |members: &[Arc<Member>]| members.is_sorted_by(|a, b| a.name < b.name);
-        if !self.policy.differs_in_held_only(policy) || policy.routes_on.is_some() || !is_sorted(members) {
+        if !self.policy.can_be_followed(policy) || policy.routes_on.is_some() || !is_sorted(members) {
             return None;
         }
         let changes: Vec<Change<'_>> = changes(&self.members, members).collect();
@@ -97,11 +98,13 @@ impl Last {
         let concerned = concerned.flat_map(|(before, after)| [*before, *after]).flatten().cloned();
         let mut seeds: Vec<Arc<Member>> = concerned.collect();
         seeds.extend(other_holders(&self.policy, policy).iter().flat_map(|key| links.of_key(key)).cloned());
-        if !seeds.is_empty() {
+        let guarded = other_guarded(&self.policy, policy);
+        seeds.extend(guarded.iter().flat_map(|prefix| links.overlapping(prefix)));
+        if !(seeds.is_empty() && guarded.is_empty()) {
             seeds.extend(owns.into_iter().flatten().cloned());
             let most = members.len().div_ceil(LARGEST_SHARE).max(SMALL_GROUP);
             let group = links.group(seeds, policy, most)?;
-            replan(&mut self.plan, &group, &changes, [&self.policy, policy])?;
+            replan(&mut self.plan, &group, (&changes, &guarded), [&self.policy, policy])?;
         }
         changes.iter().filter_map(|(before, _)| *before).for_each(|before| links.remove(before, policy));
         drop(changes);
@@ -111,11 +114,12 @@ impl Last {
     }
 }
 
-/// Plans a group that has no link to other members, neither before nor after the changes; `None` if that is not possible.
+/// Plans a group that has no link to other members, neither before nor after the changes, and shares no prefix that is `guarded` only before or
+/// only after them with others; `None` if that is not possible.
 fn replan(
     all: &mut Plan,
     group: &[Arc<Member>],
-    changes: &[Change<'_>],
+    (changes, guarded): (&[Change<'_>], &[IpNet]),
     [policy_before, policy]: [&Policy; 2],
 ) -> Option<()> {
     let address = |member: &Arc<Member>| Arc::as_ptr(member).addr();
@@ -130,7 +134,8 @@ fn replan(
     if is_location && !(before.is_gateway && after.is_gateway) {
         return None;
     }
-    let area: PrefixSet = group.iter().flat_map(|member| links::prefixes(member, policy)).collect();
+    let of_group = group.iter().flat_map(|member| links::prefixes(member, policy));
+    let area: PrefixSet = of_group.chain(guarded.iter().copied()).collect();
     replace(all, &before, after, &area);
     Some(())
 }
@@ -167,6 +172,16 @@ fn other_holders(before: &Policy, after: &Policy) -> Vec<PublicKey> {
     let pairs = joined(before.held.iter(), after.held.iter(), |(a, _), (b, _)| a.cmp(b));
     let other = pairs.filter(|(before, after)| before != after);
     other.filter_map(|(before, after)| before.or(after)).map(|(key, _)| *key).collect()
+}
+
+/// The prefixes that are guarded before or after, and not both.
+fn other_guarded(before: &Policy, after: &Policy) -> Vec<IpNet> {
+    if before.guarded == after.guarded {
+        return Vec::new();
+    }
+    let [before, after]: [BTreeSet<IpNet>; 2] =
+        [before, after].map(|policy| policy.guarded.iter().copied().collect());
+    before.symmetric_difference(&after).copied().collect()
 }
 
 /// Pairs of two sorted lists.
@@ -235,11 +250,12 @@ fn is_placed_alike(before: &Member, after: &Member) -> bool {
 }
 
 impl Policy {
-    fn differs_in_held_only(&self, other: &Self) -> bool {
+    /// Whether nothing differs but what the device has and what is guarded.
+    fn can_be_followed(&self, other: &Self) -> bool {
         let Self {
             own,
             excluded,
-            guarded,
+            guarded: _,
             keepalive,
             held: _,
             completed,
@@ -255,7 +271,6 @@ impl Policy {
         } = self;
         *own == other.own
             && *excluded == other.excluded
-            && *guarded == other.guarded
             && *keepalive == other.keepalive
             && *completed == other.completed
             && *reserved == other.reserved

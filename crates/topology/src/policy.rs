@@ -49,7 +49,8 @@ pub struct Policy {
     /// Prefixes never sent into the mesh: the API server's address, the mesh resource's `excludeCIDRs`.
     /// Peers may still send *from* them, so that an excluded node's answers are not dropped.
     pub excluded: Vec<IpNet>,
-    /// Prefixes of members that are missing: packets to them are dropped where no other member has them, and never sent in clear text.
+    /// Prefixes of members that are missing, and blocks that were released: packets to them are dropped where no other member has them, and never sent in
+    /// clear text.
     pub guarded: Vec<IpNet>,
     /// Seconds between keepalives towards members that ask for nothing else.
     pub keepalive: u16,

@@ -75,6 +75,11 @@ impl Links {
         self.members.get(&Link::Key(*key)).into_iter().flatten()
     }
 
+    /// Members that name a prefix which overlaps this one.
+    pub(super) fn overlapping(&self, prefix: &IpNet) -> Vec<Arc<Member>> {
+        self.linked(&Link::Prefix(*prefix)).cloned().collect()
+    }
+
     /// The seeds, and all that are linked to one of them, directly or not; `None` if there are more than `most`.
     pub(super) fn group(
         &self,

@@ -139,6 +139,8 @@ prop_compose! {
 /// Change of the mesh.
 #[derive(Debug, Clone)]
 enum Step {
+    /// These prefixes are guarded now.
+    Guard(Vec<IpNet>),
     /// The device has this at a key.
     Hold(u8, Vec<IpNet>),
     Policy(Box<Policy>),
@@ -150,6 +152,7 @@ enum Step {
 
 fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
+        3 => prop::collection::vec(any_net(), 0..3).prop_map(Step::Guard),
         2 => (0u8..20, prop::collection::vec(any_net(), 0..3)).prop_map(|(key, held)| Step::Hold(key, held)),
         1 => any_policy().prop_map(|policy| Step::Policy(Box::new(policy))),
         12 => any_member().prop_map(|member| Step::Put(Box::new(member))),
@@ -177,6 +180,7 @@ impl Mesh {
 
     fn take(&mut self, step: Step) {
         match step {
+            Step::Guard(guarded) => self.policy.guarded = guarded,
             Step::Hold(number, held) => {
                 self.policy.held.insert(key(number), held.iter().map(IpNet::trunc).collect());
             }
@@ -235,6 +239,26 @@ fn a_change_of_a_member_plans_its_group_alone_and_keeps_the_peers_of_others() {
     mesh.put(Member { name: "n8b".to_owned(), ..plain(2000) });
     assert_eq!(mesh.plan().peers.len(), 999);
     mesh.take(Step::Roam(9));
+    mesh.plan();
+    assert_eq!(mesh.planner.full_plans(), 1);
+}
+
+#[test]
+fn blocks_that_are_released_and_taken_again_plan_no_others() {
+    let mut mesh = large();
+    mesh.plan();
+    let (block, other) = (plain(7).blocks[0], net("10.200.0.0/27"));
+    mesh.put(Member { blocks: Vec::new(), ..plain(7) });
+    for guarded in [vec![block, other], vec![block]] {
+        let is_guarded = guarded.contains(&other);
+        mesh.take(Step::Guard(guarded));
+        let targets: PrefixSet = mesh.plan().targets_ipv4.into_iter().map(IpNet::from).collect();
+        assert!(targets.contains(block.addr()));
+        assert_eq!(targets.contains(other.addr()), is_guarded);
+    }
+    let blocks = [plain(8).blocks, vec![block]].concat();
+    mesh.put(Member { blocks, ..plain(8) });
+    mesh.take(Step::Guard(Vec::new()));
     mesh.plan();
     assert_eq!(mesh.planner.full_plans(), 1);
 }
