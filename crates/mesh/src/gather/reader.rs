@@ -271,7 +271,11 @@ impl InputReader {
         self.network.announced_sources.mark_unchanged();
         let own = self.own_record(&node, &self.claims(&settings, &node));
         let (previous, age) = match &self.last {
-            Some(last) => (&*last.members, Duration::ZERO),
+            // They may be those of the file, until now.
+            Some(last) => (
+                &*last.members,
+                last.saved_at.map(|at| now.saturating_duration_since(at)).unwrap_or_default(),
+            ),
             None => (&*self.saved.earlier.0, self.saved.earlier.1),
         };
         let view = View {

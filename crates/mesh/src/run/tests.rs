@@ -377,6 +377,28 @@ async fn what_a_member_had_that_is_missing_after_a_restart_is_guarded_and_that_i
 }
 
 #[tokio::test]
+async fn what_was_saved_long_ago_is_not_guarded_for_a_day_because_it_was_used_meanwhile() {
+    let directory = tempfile::tempdir().unwrap();
+    let (before, mut reader) = Cluster::with_state_in(directory.path()).await;
+    before.members.lock().unwrap()[1].blocks = vec!["10.64.3.0/27".parse().unwrap()];
+    let live = Arc::new(reader.read(Instant::now()).unwrap());
+    reader.keep(&live);
+    let unsaved = reader.unsaved().borrow().clone().unwrap();
+    state_file(directory.path()).write(&unsaved, (Instant::now(), jiff::Timestamp::UNIX_EPOCH)).unwrap();
+
+    let (cluster, mut reader) = Cluster::with_state_in(directory.path()).await;
+    cluster.api_server.send_replace(None);
+    let later = Instant::now() + Duration::from_secs(4);
+    let saved = Arc::new(reader.read(later).unwrap());
+    assert_eq!(saved.members, live.members);
+    reader.keep(&saved);
+    cluster.members.lock().unwrap().pop();
+    cluster.api_server.send_replace(Some(Vec::new()));
+    let inputs = reader.read(later).unwrap();
+    assert_eq!(inputs.departures.guarded(true, |_, _| true).count(), 0);
+}
+
+#[tokio::test]
 async fn an_api_server_that_answers_slowly_has_a_minute_before_older_facts_are_used() {
     let directory = tempfile::tempdir().unwrap();
     let (_before, mut reader) = Cluster::with_state_in(directory.path()).await;
