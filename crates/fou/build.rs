@@ -1,18 +1,19 @@
-//! Compiles `bpf/fou.bpf.c` with clang, and computes the version of the programs from its text.
+//! Compiles `bpf/fou.bpf.c` with clang, and computes the version of the programs from its text and that of its headers.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{env, fs};
+use std::{env, fs, io};
 
+const DIRECTORY: &str = "bpf";
 const SOURCE: &str = "bpf/fou.bpf.c";
 /// Directories of headers of the machine's architecture, which `linux/types.h` includes and clang does not search for BPF.
 const HEADERS: [&str; 2] = ["/usr/include/x86_64-linux-gnu", "/usr/include/aarch64-linux-gnu"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    println!("cargo::rerun-if-changed={SOURCE}");
+    println!("cargo::rerun-if-changed={DIRECTORY}");
     println!("cargo::rerun-if-env-changed=CLANG");
     let object = PathBuf::from(env::var("OUT_DIR")?).join("fou.bpf.o");
-    println!("cargo::rustc-env=FOU_VERSION={:016x}", fnv1a(&fs::read(SOURCE)?));
+    println!("cargo::rustc-env=FOU_VERSION={:016x}", fnv1a(&text()?));
     compile(&object)
 }
 
@@ -38,6 +39,15 @@ fn compile(object: &Path) -> Result<(), Box<dyn std::error::Error>> {
         String::from_utf8_lossy(&output.stderr)
     )
     .into())
+}
+
+/// Text of the source and of its headers, in the order of their names.
+fn text() -> io::Result<Vec<u8>> {
+    let mut files =
+        fs::read_dir(DIRECTORY)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>()?;
+    files.sort();
+    let texts = files.iter().map(fs::read).collect::<io::Result<Vec<Vec<u8>>>>()?;
+    Ok(texts.concat())
 }
 
 /// The hash function FNV-1a of 64 bits.

@@ -2,7 +2,7 @@
 
 use crate::layout::TrafficNumbers;
 
-/// Counter of the programs: `enum counter` of `bpf/fou.bpf.c`, in its order.
+/// Counter of the programs: `enum counter` of `bpf/layout.h`, in its order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Counter {
     /// Packets encapsulated and sent.
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn counters_have_the_order_of_the_program() {
-        let source = include_str!("../bpf/fou.bpf.c");
+        let source = include_str!("../bpf/layout.h");
         let list = source.split("enum counter {").nth(1).unwrap().split("};").next().unwrap();
         let named: Vec<String> = list
             .lines()

@@ -1,4 +1,4 @@
-//! Contents of the maps as bytes: the structures of `bpf/fou.bpf.c`, which have no padding. Addresses and ports are in
+//! Contents of the maps as bytes: the structures of `bpf/layout.h`, which have no padding. Addresses and ports are in
 //! network order, numbers in the host's.
 
 use std::net::IpAddr;

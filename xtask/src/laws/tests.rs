@@ -56,6 +56,11 @@ fn violations() -> Result<Vec<Violation>, String> {
     found.extend(sizes::crates(&lines_by_crate(texts)));
     let bytes = |path: &String| std::fs::metadata(root().join(path)).map_or(0, |file| file.len());
     found.extend(tree::files(tracked.iter().map(|path| (path.as_str(), bytes(path)))));
+    let written = tracked.iter().filter(|path| tree::is_source(path));
+    let lengths: Vec<(&str, usize)> = written
+        .map(|path| Ok((path.as_str(), read(path)?.lines().count())))
+        .collect::<Result<_, String>>()?;
+    found.extend(tree::lines(lengths));
     for path in tracked.iter().filter(|path| is_laid_out(path)) {
         found.extend(tree::layout(path, &sources::parse(path, &read(path)?)?));
     }
@@ -244,6 +249,18 @@ fn large_files_and_unknown_kinds_are_found() {
     ];
     let expected = [("docs/large.md", 262_145), ("pillow-13.0.0-cp311.whl", 1), ("deploy/secret", 1)];
     assert_eq!(subjects(tree::files(files)), expected.map(|(name, figure)| (name.to_owned(), figure)));
+}
+
+#[test]
+fn sources_with_too_many_lines_are_found_and_other_files_have_no_such_bound() {
+    let sources = [("crates/x/src/lib.rs", 500), ("crates/x/tests/integration/y.rs", 501), ("x.c", 818)];
+    let expected = [("crates/x/tests/integration/y.rs", 501), ("x.c", 818)];
+    assert_eq!(subjects(tree::lines(sources)), expected.map(|(name, figure)| (name.to_owned(), figure)));
+    for (path, is_source) in
+        [("a/b.rs", true), ("bpf/layout.h", true), ("docs/mesh.md", false), ("deploy/crds/x.yaml", false)]
+    {
+        assert_eq!(tree::is_source(path), is_source, "{path}");
+    }
 }
 
 #[test]

@@ -1,31 +1,28 @@
 //! `WireKubePeer` of `wirekube.io/v1alpha1`: what a node says of itself to the others.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
+mod endpoints;
+mod node_facts;
 
-use fairlead_address::{AddressFilter, Endpoint, InvalidEndpoint};
+use std::collections::BTreeMap;
+
+use fairlead_address::{Endpoint, InvalidEndpoint};
+use fairlead_keys::{InvalidKey, KEEPALIVE, PublicKey};
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::location::{Granularity, NodeLocation};
-use super::node_annotations::{MAX_ENTRIES, MAX_POD_PREFIXES, NodeFilters};
-use super::rules::{
-    ADDRESS_LENGTH, CIDR_LENGTH, ENDPOINT_LENGTH, FILTER_LENGTH, cidrs, host_and_port, parse_prefixes,
-    wireguard_key,
+use super::location::Granularity;
+use super::rules::{CIDR_LENGTH, cidrs, host_and_port, parse_prefixes, wireguard_key};
+use endpoints::MAX_CANDIDATES;
+pub use endpoints::{
+    CandidateType, EndpointDiscoveryMethod, IceCandidate, NatType, ObservedEndpoint, PortPrediction,
 };
-use fairlead_keys::KEEPALIVE;
-use fairlead_keys::{InvalidKey, PublicKey};
-
-use crate::names::LABEL_CONTROL_PLANE;
+pub use node_facts::NodeFacts;
 
 /// Most peers that a status lists by name. Fairlead lists 100; other programs list all, and a node with more peers has others as its bounds.
 const MAX_PEERS: usize = 1000;
-/// Most candidates, and most sampled ports. A node has some ten of the former, and a NAT is measured with some hundred ports.
-const MAX_CANDIDATES: usize = 1024;
 /// Most problems, of which a node publishes 16 of up to 1,024 bytes.
 const MAX_PROBLEMS: usize = 256;
 const PROBLEM_LENGTH: usize = 4096;
@@ -196,67 +193,6 @@ pub struct WireKubePeerStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// Facts from the Node object of a peer, as the controller last read it.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-pub struct NodeFacts {
-    /// Addresses of the Node of type InternalIP that the controller believes: none that another Node had first.
-    #[serde(default, rename = "internalIPs", skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), inner(length(max = ADDRESS_LENGTH)))]
-    pub internal_ips: Vec<String>,
-    /// Addresses that the controller copied first. A public address that the Node has later is believed in their networks, and where
-    /// spec.grants of the WireKubeMesh gives it.
-    #[serde(default, rename = "firstInternalIPs", skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), inner(length(max = 45)))]
-    pub first_internal_ips: Vec<String>,
-    /// Whether the Node has the label node-role.kubernetes.io/control-plane. Such nodes reach etcd, the API server and the kubelet of each other past the mesh while
-    /// there is no tunnel between them.
-    #[serde(default, rename = "controlPlane", skip_serializing_if = "std::ops::Not::not")]
-    pub is_control_plane: bool,
-    /// Location of the node.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub location: Option<NodeLocation>,
-    /// The annotation wirekube.io/endpoint-filters: filters by which endpoints of the node are chosen for publication. Without it, spec.endpointFilters of the
-    /// WireKubeMesh says it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = MAX_ENTRIES), inner(length(max = FILTER_LENGTH)))]
-    pub endpoint_filters: Option<Vec<String>>,
-    /// Prefixes in spec.podCIDRs of the Node without those it excludes from the mesh. They are in the mesh if spec.autoAllowedIPs.includePodCIDRs
-    /// of the WireKubeMesh says so.
-    #[serde(default, rename = "podCIDRs", skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = MAX_POD_PREFIXES), inner(length(max = CIDR_LENGTH)))]
-    pub pod_cidrs: Vec<String>,
-    /// Addresses of the node on the mesh, which the controller gave it: one of the IPv6 subnet of the cluster, and one of spec.meshCIDR
-    /// of the WireKubeMesh. They are on its WireGuard device, and no other node has them.
-    #[serde(default, rename = "meshIPs", skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 4), inner(length(max = 45)))]
-    pub mesh_ips: Vec<String>,
-}
-
-impl NodeFacts {
-    /// The networks of a Node's pods in the mesh: `spec.podCIDRs`, or `spec.podCIDR` where that is all there is, without what the Node
-    /// excludes ([`NodeFilters`]); what is no prefix is left out.
-    pub fn pod_cidrs_of(node: &Node) -> Vec<IpNet> {
-        NodeFilters::pod_cidrs(node)
-    }
-
-    /// Whether a Node has the label of control-plane nodes, whatever its value.
-    pub fn is_control_plane_of(node: &Node) -> bool {
-        node.metadata.labels.iter().any(|labels| labels.contains_key(LABEL_CONTROL_PLANE))
-    }
-
-    /// The filter that was copied.
-    pub fn parse_endpoint_filters(&self) -> Option<AddressFilter> {
-        let entries = self.endpoint_filters.as_ref()?;
-        Some(AddressFilter::new(entries.iter().filter_map(|entry| entry.parse().ok())))
-    }
-
-    /// Networks of pods that were copied; texts that are no prefixes are left out.
-    pub fn parse_pod_cidrs(&self) -> Vec<IpNet> {
-        parse_prefixes(&self.pod_cidrs).0
-    }
-}
-
 /// The highest term: what JSON has as an integer everywhere (RFC 8259, section 6).
 pub const MAX_ENTRY_TERM: u64 = (1 << 53) - 1;
 
@@ -270,99 +206,6 @@ pub struct EntryTerm {
     /// One more than the highest that any entry node of the Peer had then.
     #[schemars(with = "i64", range(min = 1, max = MAX_ENTRY_TERM))]
     pub term: u64,
-}
-
-/// Source of an endpoint.
-// Of a word that a newer version may add, a node only has to know that it does not know it: one unknown word
-// must not hide all peers. The same holds for the other enums here.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum EndpointDiscoveryMethod {
-    /// The annotation of the node names it.
-    Manual,
-    /// The node has a public IPv6 address.
-    Ipv6,
-    /// A STUN server reported it.
-    Stun,
-    /// The metadata service of AWS reported it.
-    AwsMetadata,
-    /// The router opened a port.
-    Upnp,
-    /// The node has the address itself.
-    InternalIp,
-    /// Extension of Fairlead: peers reported it.
-    Observed,
-    /// Unknown.
-    #[default]
-    #[serde(rename = "", other)]
-    Unknown,
-}
-
-/// Kinds of NAT, as WireKube names them. RFC 4787 tells mapping from filtering.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum NatType {
-    /// No NAT.
-    Open,
-    /// Endpoint-independent mapping.
-    Cone,
-    /// Endpoint-independent mapping, address- and port-dependent filtering.
-    PortRestrictedCone,
-    /// Address- and port-dependent mapping.
-    Symmetric,
-    /// Unknown.
-    #[default]
-    #[serde(rename = "", other)]
-    Unknown,
-}
-
-/// An address at which a node may be reached.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct IceCandidate {
-    /// host is an address of the node, srflx one a STUN server saw, prflx one a peer saw, relay a relay.
-    #[serde(rename = "type")]
-    pub type_: CandidateType,
-    /// The address as host:port.
-    #[schemars(length(max = ENDPOINT_LENGTH))]
-    pub address: String,
-    /// A candidate with a higher priority is tried earlier.
-    pub priority: i32,
-}
-
-/// Kinds of candidates, as ICE (RFC 8445) names them.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
-#[serde(rename_all = "lowercase")]
-pub enum CandidateType {
-    /// An address of the node.
-    Host,
-    /// An address a STUN server saw.
-    Srflx,
-    /// An address a peer saw.
-    Prflx,
-    /// A relay.
-    Relay,
-    /// Unknown.
-    #[serde(rename = "", other)]
-    Unknown,
-}
-
-/// Pattern by which a NAT chooses ports.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-pub struct PortPrediction {
-    /// The port seen last.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub base_port: Option<i32>,
-    /// Mean distance between ports.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub increment: Option<i32>,
-    /// Greatest deviation from the mean.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub jitter: Option<i32>,
-    /// Ports seen, in order.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = MAX_CANDIDATES))]
-    pub sample_ports: Vec<i32>,
 }
 
 /// Numbers of peers that a node reaches.
@@ -415,31 +258,6 @@ pub enum WireGuardImplementation {
     /// Unknown.
     #[serde(rename = "", other)]
     Unknown,
-}
-
-/// An endpoint from which a node receives authenticated packets of a peer.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
-#[serde(rename_all = "camelCase")]
-pub struct ObservedEndpoint {
-    /// Public key the packets were authenticated with: observations of an earlier key do not count.
-    #[schemars(length(max = 44))]
-    pub public_key: String,
-    /// Address and port the packets came from, IPv6 in brackets.
-    #[schemars(length(max = ENDPOINT_LENGTH))]
-    pub endpoint: String,
-    /// Time at which the endpoint was last seen, to the minute or so: it is not written again for every packet.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_seen: Option<Time>,
-}
-
-impl ObservedEndpoint {
-    /// The address and port.
-    ///
-    /// # Errors
-    /// The text is not address:port; packets come from no name.
-    pub fn parse_endpoint(&self) -> Result<SocketAddr, InvalidEndpoint> {
-        self.endpoint.parse::<Endpoint>()?.address().ok_or_else(|| InvalidEndpoint(self.endpoint.clone()))
-    }
 }
 
 impl WireKubePeerSpec {

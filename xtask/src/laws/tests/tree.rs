@@ -6,12 +6,16 @@ use super::list::Violation;
 use super::sources::is_test;
 
 const FILE_BYTES: u64 = 256 * 1024;
+const SOURCE_LINES: usize = 500;
+/// Ends of names of files that people write as programs. What is generated is of other kinds.
+const SOURCES: [&str; 6] = [".c", ".go", ".h", ".proto", ".rs", ".sh"];
 /// Ends of names of files that the repository may have, or whole names.
-const KINDS: [&str; 20] = [
+const KINDS: [&str; 21] = [
     ".gitattributes",
     ".gitignore",
     ".c",
     ".go",
+    ".h",
     ".json",
     ".lock",
     ".md",
@@ -52,6 +56,23 @@ pub(super) fn files<'a>(files: impl IntoIterator<Item = (&'a str, u64)>) -> Vec<
         }
     }
     violations
+}
+
+/// Whether a file is a source, which [`lines`] bounds.
+pub(super) fn is_source(path: &str) -> bool {
+    SOURCES.iter().any(|end| path.ends_with(end))
+}
+
+/// Sources with too many lines, tests among them.
+pub(super) fn lines<'a>(sources: impl IntoIterator<Item = (&'a str, usize)>) -> Vec<Violation> {
+    let long = sources.into_iter().filter(|(_, lines)| *lines > SOURCE_LINES);
+    let violation = |(path, lines): (&str, usize)| Violation {
+        law: "lines",
+        subject: path.to_owned(),
+        figure: lines,
+        advice: format!("lines, at most {SOURCE_LINES}: split it by subject"),
+    };
+    long.map(violation).collect()
 }
 
 /// Files under `src/` that are not where STYLE.md wants them: `name.rs` beside `name/`, and unit tests inline at the end or in
