@@ -1,7 +1,10 @@
 //! Rules of other programs in nftables that work against the mesh although all of its own is in place. They are only named.
 //!
 //! A mark of another program is not enough for that. What enters the mesh needs none, since the rules of [`super::guard_routes`] look at destinations,
-//! and forwarded packets are never taken for WireGuard's. So marks count only where they mean something to the mesh ([`Harm`]).
+//! and forwarded packets are never taken for WireGuard's. So marks count only where they mean something to the mesh ([`Harm`]), and for packets to which it
+//! means that ([`host`]).
+
+mod host;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +12,6 @@ use std::time::SystemTime;
 
 use fairlead_address::IpFamily;
 use fairlead_api::names::{MARK_FROM_WIREGUARD, MARK_MASK, MARK_PAST_MESH, MARK_TO_WIREGUARD, NFT_TABLE};
-use fairlead_netlink::nftables::foreign::TableFamily;
 use fairlead_netlink::nftables::foreign::routing::{
     Effect, MarkChange, RoutingChain, RoutingHook, RoutingRule, routing_rules,
 };
@@ -20,6 +22,7 @@ use super::foreign_rules::{magnitude, time};
 use super::guard::PRIORITY_LEAVING;
 use super::state::MeshState;
 use super::table::PRIORITY;
+use host::Host;
 
 /// Begin of the names of all tables of Fairlead but [`NFT_TABLE`].
 const OWN_TABLES: &str = "fairlead_";
@@ -123,12 +126,14 @@ pub(super) struct ForeignPacketRules {
     first: BTreeMap<String, (SystemTime, u64)>,
     /// Generation of nftables, and packets of WireGuard, at the last look.
     looked: Option<(u32, Outer)>,
+    /// Whether rules were there then that do harm, or would on a host with other links and addresses.
+    has_any: bool,
     /// Kept open: closing it waits for the kernel to free what the last transaction deleted.
     socket: Option<Socket>,
 }
 
 impl ForeignPacketRules {
-    /// Looks for them, if nftables has changed or any was found. A failure changes nothing else of the mesh, and is logged.
+    /// Looks for them, if nftables has changed or there were any. A failure changes nothing else of the mesh, and is logged.
     pub(super) fn observe(&mut self, state: &MeshState, now: SystemTime) {
         if let Err(error) = self.look(state, now) {
             tracing::warn!(%error, "cannot read which rules of other programs change marks of packets");
@@ -143,20 +148,23 @@ impl ForeignPacketRules {
         let mut socket = self.socket.take().map_or_else(|| Socket::open(Family::Netfilter), Ok)?;
         let outer = Outer::of(state);
         let looked = Some((generation(&mut socket)?, outer.clone()));
-        // What those that were found count is in no generation.
-        if self.looked != looked || !self.found.is_empty() {
+        // What they count is in no generation, and neither are links and addresses of this host.
+        if self.looked != looked || self.has_any {
             self.looked = looked;
-            let rules = routing_rules(&mut socket, is_own)?;
-            self.take_over(rules, &outer, now);
+            let mut rules = routing_rules(&mut socket, is_own)?;
+            rules.retain(|rule| harm(rule, &outer).is_some());
+            self.has_any = !rules.is_empty();
+            let host = if self.has_any { Host::read(state)? } else { Host::default() };
+            self.take_over(rules, &outer, &host, now);
         }
         self.socket = Some(socket);
         Ok(())
     }
 
-    fn take_over(&mut self, rules: Vec<RoutingRule>, outer: &Outer, now: SystemTime) {
+    fn take_over(&mut self, rules: Vec<RoutingRule>, outer: &Outer, host: &Host, now: SystemTime) {
         let mut harmful = BTreeMap::new();
         for rule in rules {
-            if let Some(harm) = harm(&rule, outer) {
+            if let Some(harm) = host.judge(&rule, outer) {
                 harmful.entry(rule.to_string()).or_insert((rule, harm));
             }
         }
@@ -196,11 +204,7 @@ impl Outer {
 
     /// Whether all of them that come or leave by one of the links certainly come to the rule, and meet its conditions.
     fn certainly_meet(&self, rule: &RoutingRule) -> bool {
-        let sees = |family: &IpFamily| match rule.base.family {
-            TableFamily::Inet => true,
-            TableFamily::Ipv4 => *family == IpFamily::V4,
-            TableFamily::Ipv6 => *family == IpFamily::V6,
-        };
+        let sees = |family: &IpFamily| rule.base.family.only().is_none_or(|only| only == *family);
         let meet = |uplink: &String| match rule.base.hook {
             RoutingHook::Output | RoutingHook::Postrouting => rule.conditions.are_met("", uplink),
             RoutingHook::Prerouting => rule.conditions.are_met(uplink, ""),
@@ -251,7 +255,9 @@ fn takes_wireguards(rule: &RoutingRule, outer: &Outer) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use fairlead_netlink::nftables::foreign::TableFamily;
     use fairlead_netlink::nftables::foreign::routing::Conditions;
+    use fairlead_netlink::route::{Link, Route, TABLE_MAIN};
 
     use super::*;
 
@@ -333,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_rule_that_may_be_for_other_packets_does_no_harm_to_wireguards() {
-        let sometimes = Conditions { devices: Vec::new(), has_more: true };
+        let sometimes = Conditions { has_more: true, ..Conditions::default() };
         let conditional = RoutingRule { conditions: sometimes.clone(), ..output(set(0, 1)) };
         assert_eq!(found(&conditional), None);
         assert_eq!(found(&RoutingRule { may_be_skipped: true, ..output(set(0, 1)) }), None);
@@ -375,10 +381,13 @@ mod tests {
         let counting = |packets| vec![RoutingRule { packets: Some(packets), ..output(set(0, 1)) }];
         let mut rules = ForeignPacketRules::default();
         let outer = outer(&IpFamily::BOTH);
-        rules.take_over(counting(5), &outer, at(0));
+        let eth0 = Link { index: 2, name: "eth0".to_owned(), ..Link::default() };
+        let default = Route::onto(TABLE_MAIN, 4, "0.0.0.0/0".parse().unwrap(), 2);
+        let host = Host::of(("wire_kube", &[]), &[eth0], &[default]);
+        rules.take_over(counting(5), &outer, &host, at(0));
         let first = rules.found().to_vec();
         assert_eq!((first[0].since, first[0].at_least, first[0].reason()), (at(0), 0, "ForeignPacketMark"));
-        rules.take_over([counting(130), counting(130)].concat(), &outer, at(5));
+        rules.take_over([counting(130), counting(130)].concat(), &outer, &host, at(5));
         let [problem] = rules.found() else { panic!("{:?}", rules.found()) };
         assert_eq!((problem.since, problem.at_least), (at(0), 100));
         let text = problem.to_string();
@@ -388,9 +397,9 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in {text}");
         }
-        rules.take_over(Vec::new(), &outer, at(10));
+        rules.take_over(Vec::new(), &outer, &host, at(10));
         assert_eq!(rules.found(), []);
-        rules.take_over(counting(131), &outer, at(15));
+        rules.take_over(counting(131), &outer, &host, at(15));
         assert_eq!((rules.found()[0].since, rules.found()[0].at_least), (at(15), 0));
     }
 

@@ -223,6 +223,56 @@ fn marks_that_mean_nothing_to_the_mesh_change_no_way_and_are_not_named() {
     assert_eq!((ways, bed.harms()), ([Way::Uplink, Way::Mesh, Way::Uplink], vec![]));
 }
 
+/// The bridge of a container engine has an address of the node, as an uplink has, and leads to no other node.
+#[test]
+fn rules_for_a_bridge_of_containers_change_no_way_and_are_not_named() {
+    let mut bed = Bed::new();
+    bed.node.sh("ip link add docker0 type bridge; ip addr add 172.17.0.1/16 dev docker0; ip link set docker0 up; \
+         nft 'table inet other { \
+         chain in { type filter hook prerouting priority raw; iifname docker0 fib saddr . iif oif missing drop; }; \
+         chain out { type route hook output priority mangle; oifname docker0 meta mark set 0x1; \
+             oifname docker0 meta mark set 0x20; }; \
+         chain late { type route hook output priority 10; oifname docker0 meta mark set 100; }; }'; \
+         iptables-nft -t mangle -A POSTROUTING -o docker0 -j MARK --set-mark 6");
+    bed.state.uplinks.push("docker0".to_owned());
+    bed.apply();
+    let ways = [Packet::Forwarded, Packet::Sent, Packet::WireGuard].map(|packet| bed.way(packet));
+    assert_eq!((ways, bed.harms()), ([Way::Uplink, Way::Mesh, Way::Uplink], vec![]));
+    // No rule of nftables changes with the route.
+    bed.node.sh("ip route add 203.0.113.0/24 via 172.17.0.2 dev docker0");
+    bed.apply();
+    let mut harms = bed.harms();
+    harms.sort_by_key(|harm| format!("{harm:?}"));
+    let all = [Harm::ClearText, Harm::PastMesh, Harm::SourceCheck, Harm::WireGuard, Harm::WireGuard];
+    assert_eq!(harms, all, "packets to other nodes may leave by it");
+}
+
+/// As keepalived's `virtual_server fwmark 64` wants them marked.
+#[test]
+fn marks_of_packets_to_addresses_of_the_node_are_not_named() {
+    let mut bed = Bed::new();
+    let mark = |bed: &Bed, address: &str| {
+        bed.node.sh(&format!(
+            "iptables-nft -t mangle -F PREROUTING; \
+             iptables-nft -t mangle -A PREROUTING -d {address} -p udp -j MARK --set-mark 64"
+        ));
+    };
+    mark(&bed, NODE);
+    bed.apply();
+    assert!(bed.hears_the_other_node());
+    assert_eq!(bed.harms(), []);
+    let floating = "100.65.0.100";
+    mark(&bed, floating);
+    bed.apply();
+    assert_eq!(bed.harms(), [Harm::IntoMesh], "another host has the address");
+    bed.node.sh(&format!("ip addr add {floating}/32 dev up0"));
+    bed.apply();
+    assert_eq!(bed.harms(), []);
+    bed.node.sh(&format!("ip addr del {floating}/32 dev up0"));
+    bed.apply();
+    assert_eq!(bed.harms(), [Harm::IntoMesh], "it has moved on");
+}
+
 #[test]
 fn a_check_of_sources_without_marks_drops_what_other_nodes_send_and_is_named() {
     let nft = |by: &str| {

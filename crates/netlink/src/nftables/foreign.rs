@@ -12,6 +12,7 @@ mod walk;
 
 use std::fmt;
 
+use fairlead_address::IpFamily;
 use nix::libc;
 
 use super::attributes::{AttributeWriter, Parsed, array, attributes, be32, explain, find, require, text};
@@ -67,6 +68,15 @@ impl TableFamily {
             Self::Inet => NFPROTO_INET,
             Self::Ipv4 => NFPROTO_IPV4,
             Self::Ipv6 => NFPROTO_IPV6,
+        }
+    }
+
+    /// Family of all packets that its chains see; `None` for both.
+    pub const fn only(self) -> Option<IpFamily> {
+        match self {
+            Self::Inet => None,
+            Self::Ipv4 => Some(IpFamily::V4),
+            Self::Ipv6 => Some(IpFamily::V6),
         }
     }
 

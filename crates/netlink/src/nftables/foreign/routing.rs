@@ -4,13 +4,17 @@
 //! these lead. Chains of type nat see the first packet of a connection only, and in them kube-proxy has tens of thousands of rules. Rules of
 //! iptables-legacy are not in nftables.
 
+mod conditions;
+mod effect;
 mod expressions;
+mod extensions;
 
 use std::fmt;
 
 use nix::libc;
 
-pub use expressions::{Conditions, DeviceName, Effect, MarkChange};
+pub use conditions::{Conditions, DeviceName};
+pub use effect::{Effect, MarkChange};
 use expressions::{ParsedRule, parse_expressions};
 
 use super::walk::{MAX_DEPTH, Verdict};
@@ -159,18 +163,18 @@ fn rules_of(socket: &mut Socket, base: &RoutingChain, chain: &str) -> Result<Vec
         m.text(rule::CHAIN, chain);
     })?;
     let replies = socket.dump(&request)?;
-    let rules: Parsed<Vec<_>> = replies.iter().map(|reply| parse_rule(reply, &base.table, chain)).collect();
+    let rules: Parsed<Vec<_>> = replies.iter().map(|reply| parse_rule(reply, base, chain)).collect();
     Ok(explain(&what, rules)?.into_iter().flatten().collect())
 }
 
 /// `None` for a rule of another chain.
-fn parse_rule(reply: &Reply, table: &str, chain: &str) -> Parsed<Option<ParsedRule>> {
+fn parse_rule(reply: &Reply, base: &RoutingChain, chain: &str) -> Parsed<Option<ParsedRule>> {
     let body = body(reply)?;
-    if text(require(body, rule::TABLE)?)? != table || text(require(body, rule::CHAIN)?)? != chain {
+    if text(require(body, rule::TABLE)?)? != base.table || text(require(body, rule::CHAIN)?)? != chain {
         return Ok(None);
     }
     let handle = u64::from_be_bytes(array(require(body, RULE_HANDLE)?)?);
-    let parsed = parse_expressions(find(body, rule::EXPRESSIONS)?.unwrap_or_default())?;
+    let parsed = parse_expressions(find(body, rule::EXPRESSIONS)?.unwrap_or_default(), base.family.only())?;
     Ok(Some(ParsedRule { handle, ..parsed }))
 }
 
@@ -201,7 +205,7 @@ impl<R: FnMut(&str) -> Result<Vec<ParsedRule>>> Walk<'_, R> {
             let conditions = leading.with(&parsed.conditions);
             let may_be_skipped = may_be_skipped || ends || returns;
             let is_exception = !parsed.conditions.are_of_loopback();
-            self.add(name, &parsed, &conditions, may_be_skipped);
+            self.add(name, &parsed, leading, may_be_skipped);
             match &parsed.verdict {
                 Verdict::Accept | Verdict::Refuse => ends |= is_exception,
                 Verdict::Goto(to) => {
@@ -222,14 +226,14 @@ impl<R: FnMut(&str) -> Result<Vec<ParsedRule>>> Walk<'_, R> {
         Ok(ends)
     }
 
-    fn add(&mut self, chain: &str, parsed: &ParsedRule, conditions: &Conditions, may_be_skipped: bool) {
+    fn add(&mut self, chain: &str, parsed: &ParsedRule, leading: &Conditions, may_be_skipped: bool) {
         let ParsedRule { handle, effect: Some(effect), packets, .. } = *parsed else { return };
         self.found.push(RoutingRule {
             base: self.base.clone(),
             chain: chain.to_owned(),
             handle,
             effect,
-            conditions: conditions.clone(),
+            conditions: leading.with(&parsed.before),
             may_be_skipped,
             packets,
         });
@@ -261,12 +265,12 @@ mod tests {
     }
 
     fn sometimes(rule: ParsedRule) -> ParsedRule {
-        ParsedRule { conditions: Conditions { devices: Vec::new(), has_more: true }, ..rule }
+        ParsedRule { conditions: Conditions { has_more: true, ..Conditions::default() }, ..rule }
     }
 
     fn to_loopback(rule: ParsedRule) -> ParsedRule {
         let device = DeviceName { is_input: false, is_equal: true, bytes: b"lo\0".to_vec() };
-        ParsedRule { conditions: Conditions { devices: vec![device], has_more: false }, ..rule }
+        ParsedRule { conditions: Conditions { devices: vec![device], ..Conditions::default() }, ..rule }
     }
 
     /// Marks that are set, whether all packets meet the conditions, and whether some are skipped.
@@ -341,7 +345,7 @@ mod tests {
         fn garbage_is_an_error_or_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let reply = Reply { kind: 0, payload: bytes };
             let _ = parse_chain(&reply);
-            let _ = parse_rule(&reply, "t", "c");
+            let _ = parse_rule(&reply, &base(), "c");
         }
     }
 }

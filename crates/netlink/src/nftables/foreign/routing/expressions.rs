@@ -3,10 +3,16 @@
 //! iptables-nft has its own extensions (`linux/netfilter/nf_tables_compat.h`): the targets `MARK` and `CONNMARK`, and the match `rpfilter`.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
+use fairlead_address::IpFamily;
+
+use super::conditions::{Conditions, DeviceName};
+use super::effect::{Effect, MarkChange};
+use super::extensions;
 use crate::nftables::attributes::{Parsed, array, attributes, be32, find, require, text};
-use crate::nftables::foreign::walk::{META_INPUT, META_OUTPUT, Verdict, padded, parse_verdict};
-use crate::nftables::foreign::{MATCH_INFO, MATCH_NAME, META_MARK, value};
+use crate::nftables::foreign::walk::{META_INPUT, META_OUTPUT, Verdict, parse_verdict};
+use crate::nftables::foreign::{MATCH_INFO, MATCH_NAME, META_MARK, NFPROTO_IPV4, NFPROTO_IPV6, value};
 use crate::nftables::uapi::rule;
 
 /// `NFT_REG_VERDICT`
@@ -14,6 +20,12 @@ const VERDICT_REGISTER: u32 = 0;
 /// `NFT_META_L4PROTO`, and `IPPROTO_UDP`.
 const META_PROTOCOL: u32 = 16;
 const PROTOCOL_UDP: u8 = 17;
+/// `NFT_META_NFPROTO`
+const META_NETWORK_PROTOCOL: u32 = 15;
+/// `NFT_PAYLOAD_NETWORK_HEADER`, and where the destination is in it (RFC 791, section 3.1; RFC 8200, section 3).
+const NETWORK_HEADER: u32 = 1;
+const DESTINATION_IPV4: u32 = 16;
+const DESTINATION_IPV6: u32 = 24;
 /// `NFTA_FIB_F_SADDR`, `_MARK`, `_IIF`
 const FIB_SOURCE: u32 = 1;
 const FIB_MARK: u32 = 4;
@@ -24,103 +36,22 @@ const FIB_DEVICE: [u32; 2] = [1, 2];
 const RPFILTER_LOOSE: u8 = 1;
 const RPFILTER_VALID_MARK: u8 = 2;
 const RPFILTER_INVERT: u8 = 8;
-/// `XT_CONNMARK_RESTORE` (`linux/netfilter/xt_connmark.h`)
-const CONNMARK_RESTORE: u8 = 2;
-
-/// Mark of a packet behind a rule, as far as it follows from the mark before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MarkChange {
-    /// Bits that stay as they were; all others are cleared.
-    pub kept: u32,
-    /// Bits that are inverted then.
-    pub set: u32,
-    /// Bits of which nothing is known, such as those of the connection's mark.
-    pub unknown: u32,
-}
-
-impl MarkChange {
-    const NONE: Self = Self { kept: u32::MAX, set: 0, unknown: 0 };
-    const UNKNOWN: Self = Self { kept: 0, set: 0, unknown: u32::MAX };
-
-    /// Mark behind the rule of a packet with this one; bits of which nothing is known are zero.
-    pub const fn of(self, mark: u32) -> u32 {
-        ((mark & self.kept) ^ self.set) & !self.unknown
-    }
-
-    const fn constant(set: u32) -> Self {
-        Self { kept: 0, set, unknown: 0 }
-    }
-
-    /// Followed by an expression that keeps the bits of a mask, and then inverts some.
-    const fn masked(self, mask: u32, inverted: u32) -> Self {
-        Self { kept: self.kept & mask, set: (self.set & mask) ^ inverted, unknown: self.unknown & mask }
-    }
-}
-
-/// Effect of a rule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Effect {
-    /// Changes the mark.
-    Mark(MarkChange),
-    /// Drops packets that came in by another device than the one by which their source is reached (RFC 3704), looked up without their mark.
-    SourceCheck,
-}
-
-/// Condition on the name of a device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceName {
-    /// The device by which the packet came in; else the one by which it leaves.
-    pub is_input: bool,
-    /// The name begins with [`Self::bytes`]; else it does not.
-    pub is_equal: bool,
-    /// Begin of the name, or all of it with a zero behind it.
-    pub bytes: Vec<u8>,
-}
-
-/// Conditions of a rule, with those of the jumps that lead to it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Conditions {
-    /// Conditions on devices.
-    pub devices: Vec<DeviceName>,
-    /// Others that not every UDP packet meets.
-    pub has_more: bool,
-}
-
-impl Conditions {
-    /// Whether every UDP packet meets them that comes in by one device and leaves by the other; "" is none.
-    pub fn are_met(&self, input: &str, output: &str) -> bool {
-        let (input, output) = (padded(input), padded(output));
-        let is_met = |it: &DeviceName| {
-            let name = if it.is_input { &input } else { &output };
-            name.starts_with(&it.bytes) == it.is_equal
-        };
-        !self.has_more && self.devices.iter().all(is_met)
-    }
-
-    pub(super) fn with(&self, others: &Self) -> Self {
-        let devices = self.devices.iter().chain(&others.devices).cloned().collect();
-        Self { devices, has_more: self.has_more || others.has_more }
-    }
-
-    /// Whether only packets meet them that stay on this host.
-    pub(super) fn are_of_loopback(&self) -> bool {
-        self.devices.iter().any(|it| it.is_equal && it.bytes.starts_with(b"lo\0"))
-    }
-}
 
 /// A rule as the kernel shows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct ParsedRule {
     pub(super) handle: u64,
     pub(super) effect: Option<Effect>,
+    /// Conditions that a packet has met when the effect comes; others may follow.
+    pub(super) before: Conditions,
     pub(super) conditions: Conditions,
     pub(super) packets: Option<u64>,
     pub(super) verdict: Verdict,
 }
 
-/// Reads the expressions of a rule; the handle is none of them.
-pub(super) fn parse_expressions(expressions: &[u8]) -> Parsed<ParsedRule> {
-    let mut reader = Reader::default();
+/// Reads the expressions of a rule in a table whose chains see packets of this family, or of both; the handle is none of them.
+pub(super) fn parse_expressions(expressions: &[u8], family: Option<IpFamily>) -> Parsed<ParsedRule> {
+    let mut reader = Reader { family, ..Reader::default() };
     for element in attributes(expressions) {
         let (_, element) = element?;
         let data = find(element, rule::EXPRESSION_DATA)?.unwrap_or_default();
@@ -132,10 +63,13 @@ pub(super) fn parse_expressions(expressions: &[u8]) -> Parsed<ParsedRule> {
 /// Content of a register.
 #[derive(Debug, Clone, Copy)]
 enum Loaded {
+    /// Bytes that are the destination of packets of this family.
+    Destination(IpFamily),
     Device {
         is_input: bool,
     },
     Mark(MarkChange),
+    NetworkProtocol,
     Protocol,
     /// Device by which the source is reached without the packet's mark, zero if it is not the one by which the packet came.
     SourceDevice,
@@ -145,6 +79,8 @@ enum Loaded {
 #[derive(Debug, Default)]
 struct Reader {
     parsed: ParsedRule,
+    /// Family of all packets that come this far.
+    family: Option<IpFamily>,
     registers: BTreeMap<u32, Loaded>,
     /// Whether it is for packets that fail a check of their source.
     checks_source: bool,
@@ -178,6 +114,7 @@ impl Reader {
             }
             "match" => self.extension(data)?,
             "meta" => self.meta(data)?,
+            "payload" => self.payload(data)?,
             "reject" => self.parsed.verdict = Verdict::Refuse,
             "target" => self.target(data)?,
             _ => {
@@ -190,11 +127,16 @@ impl Reader {
 
     fn finish(mut self) -> ParsedRule {
         if self.checks_source && self.parsed.verdict == Verdict::Refuse {
-            self.parsed.effect = Some(Effect::SourceCheck);
+            self.has_effect(Effect::SourceCheck);
         } else if self.checks_source {
             self.parsed.conditions.has_more = true;
         }
         self.parsed
+    }
+
+    fn has_effect(&mut self, effect: Effect) {
+        self.parsed.effect = Some(effect);
+        self.parsed.before = self.parsed.conditions.clone();
     }
 
     /// `None` is for what does not matter.
@@ -238,6 +180,15 @@ impl Reader {
             (Some(Loaded::Device { is_input }), 0 | 1) => {
                 let condition = DeviceName { is_input, is_equal: operation == 0, bytes: with.to_vec() };
                 self.parsed.conditions.devices.push(condition);
+            }
+            (Some(Loaded::Destination(family)), 0) => {
+                let is_known = self.family == Some(family);
+                self.parsed.conditions.destinations.extend(address(with).filter(|_| is_known));
+                self.parsed.conditions.has_more = true;
+            }
+            (Some(Loaded::NetworkProtocol), 0) => {
+                self.family = network_protocol(with).or(self.family);
+                self.parsed.conditions.has_more = true;
             }
             (Some(Loaded::Protocol), 0) if with == [PROTOCOL_UDP] => {}
             (Some(Loaded::SourceDevice), 0) if with.iter().all(|byte| *byte == 0) => {
@@ -288,6 +239,7 @@ impl Reader {
             let loaded = match key {
                 META_INPUT => Some(Loaded::Device { is_input: true }),
                 META_MARK => Some(Loaded::Mark(MarkChange::NONE)),
+                META_NETWORK_PROTOCOL => Some(Loaded::NetworkProtocol),
                 META_OUTPUT => Some(Loaded::Device { is_input: false }),
                 META_PROTOCOL => Some(Loaded::Protocol),
                 _ => None,
@@ -299,41 +251,54 @@ impl Reader {
                 Some(Loaded::Mark(change)) => change,
                 _ => MarkChange::UNKNOWN,
             };
-            self.parsed.effect = Some(Effect::Mark(change));
+            self.has_effect(Effect::Mark(change));
         }
         Ok(())
+    }
+
+    /// `NFTA_PAYLOAD_DREG`, `_BASE`, `_OFFSET` and `_LEN`; without the first it changes the packet.
+    fn payload(&mut self, data: &[u8]) -> Parsed<()> {
+        self.registers.clear();
+        self.parsed.conditions.has_more = true;
+        let Some(register) = find(data, 1)? else {
+            // The destination, it may be.
+            self.parsed.conditions.destinations.clear();
+            self.parsed.before.destinations.clear();
+            return Ok(());
+        };
+        let place = (be32(require(data, 2)?)?, be32(require(data, 3)?)?, be32(require(data, 4)?)?);
+        let loaded = match place {
+            (NETWORK_HEADER, DESTINATION_IPV4, 4) => Some(Loaded::Destination(IpFamily::V4)),
+            (NETWORK_HEADER, DESTINATION_IPV6, 16) => Some(Loaded::Destination(IpFamily::V6)),
+            _ => None,
+        };
+        self.load(register, loaded)
     }
 
     /// `NFTA_TARGET_NAME`, `_REV` and `_INFO`
     fn target(&mut self, data: &[u8]) -> Parsed<()> {
         let info = require(data, 3)?;
-        let change = match (text(require(data, 1)?)?, be32(require(data, 2)?)?) {
-            ("CONNMARK", revision @ (1 | 2)) => connection_mark(info, revision),
-            ("MARK", 2) => mark(info),
-            _ => None,
-        };
+        let change = extensions::target(text(require(data, 1)?)?, be32(require(data, 2)?)?, info);
         if let Some(change) = change {
-            self.parsed.effect = Some(Effect::Mark(change));
+            self.has_effect(Effect::Mark(change));
         }
         Ok(())
     }
 }
 
-/// `struct xt_mark_tginfo2` (`linux/netfilter/xt_mark.h`): mark and mask; the bits of the mask are cleared before those of the mark are inverted.
-fn mark(info: &[u8]) -> Option<MarkChange> {
-    Some(MarkChange { kept: !word(info, 4)?, set: word(info, 0)?, unknown: 0 })
+/// `NFPROTO_IPV4`, `NFPROTO_IPV6` in one byte.
+fn network_protocol(bytes: &[u8]) -> Option<IpFamily> {
+    match bytes {
+        [NFPROTO_IPV4] => Some(IpFamily::V4),
+        [NFPROTO_IPV6] => Some(IpFamily::V6),
+        _ => None,
+    }
 }
 
-/// `struct xt_connmark_tginfo1` and `_tginfo2` (`linux/netfilter/xt_connmark.h`): mark, mask of the connection's mark, mask of the packet's, then
-/// in the second one the direction and the width of a shift, and the mode. `None` where it does not change the packet's mark.
-fn connection_mark(info: &[u8], revision: u32) -> Option<MarkChange> {
-    let (mode, shift) = if revision == 1 { (info.get(12)?, 0) } else { (info.get(14)?, *info.get(13)?) };
-    let unknown = if shift == 0 { word(info, 4)? } else { u32::MAX };
-    (*mode == CONNMARK_RESTORE).then_some(MarkChange { kept: !word(info, 8)?, set: 0, unknown })
-}
-
-fn word(info: &[u8], offset: usize) -> Option<u32> {
-    info.get(offset..)?.first_chunk().copied().map(u32::from_ne_bytes)
+/// All bytes of an address.
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from).ok();
+    v4.or_else(|| <[u8; 16]>::try_from(bytes).map(IpAddr::from).ok())
 }
 
 /// Four bytes in host order.
@@ -347,14 +312,14 @@ mod tests {
 
     use super::*;
     use crate::nftables::attributes::AttributeWriter;
-    use crate::nftables::{Comparison, Expression, Meta};
+    use crate::nftables::{AddressEnd, Comparison, Expression, Header, Meta};
 
     const STORE: Expression = Expression::StoreMeta(Meta::Mark);
 
     fn written(write: impl FnOnce(&mut AttributeWriter)) -> ParsedRule {
         let mut list = AttributeWriter::new(&[]);
         write(&mut list);
-        parse_expressions(&list.finish("test").unwrap()).unwrap()
+        parse_expressions(&list.finish("test").unwrap(), None).unwrap()
     }
 
     fn of(expressions: &[Expression]) -> ParsedRule {
@@ -375,12 +340,6 @@ mod tests {
             data.be32(2, revision);
             data.bytes(3, info);
         });
-    }
-
-    fn target(name: &str, revision: u32, words: &[u32], rest: &[u8]) -> Option<Effect> {
-        let info: Vec<u8> =
-            words.iter().flat_map(|word| word.to_ne_bytes()).chain(rest.iter().copied()).collect();
-        written(|list| extension(list, "target", name, revision, &info)).effect
     }
 
     fn change(rule: &ParsedRule) -> MarkChange {
@@ -416,18 +375,50 @@ mod tests {
     }
 
     #[test]
-    fn extensions_of_iptables_change_marks_as_well() {
-        let mark = |kept, set, unknown| Some(Effect::Mark(MarkChange { kept, set, unknown }));
-        assert_eq!(target("MARK", 2, &[6, u32::MAX], &[]), mark(0, 6, 0));
-        assert_eq!(target("MARK", 2, &[0x4000, 0x4000], &[]), mark(!0x4000, 0x4000, 0));
-        let all = [0, u32::MAX, u32::MAX];
-        assert_eq!(target("CONNMARK", 1, &all, &[CONNMARK_RESTORE, 0, 0, 0]), mark(0, 0, u32::MAX));
-        assert_eq!(target("CONNMARK", 1, &all, &[1, 0, 0, 0]), None, "it saves the packet's mark");
-        let some = [0, 0x3f00, 0x3f00];
-        assert_eq!(target("CONNMARK", 2, &some, &[0, 0, CONNMARK_RESTORE, 0]), mark(!0x3f00, 0, 0x3f00));
-        assert_eq!(target("CONNMARK", 2, &some, &[0, 4, CONNMARK_RESTORE, 0]), mark(!0x3f00, 0, u32::MAX));
-        assert_eq!(target("MARK", 2, &[6], &[]), None);
-        assert_eq!(target("TCPMSS", 0, &[1], &[]), None);
+    fn a_target_of_iptables_is_an_effect() {
+        let info: Vec<u8> = [6, u32::MAX].iter().flat_map(|word: &u32| word.to_ne_bytes()).collect();
+        let target = |name: &str| written(|list| extension(list, "target", name, 2, &info));
+        assert_eq!(change(&target("MARK")), MarkChange::constant(6));
+        assert_eq!(target("TCPMSS").effect, None);
+    }
+
+    #[test]
+    fn the_destination_is_known_where_the_family_is() {
+        let destinations = |expressions: &[Expression], family: Option<IpFamily>| {
+            let mut list = AttributeWriter::new(&[]);
+            expressions.iter().for_each(|expression| expression.write(&mut list));
+            let rule = parse_expressions(&list.finish("test").unwrap(), family).unwrap();
+            rule.before.destinations.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let mark = Expression::replace_mark(0, 0x40);
+        for (address, family, other) in
+            [("192.0.2.1", IpFamily::V4, IpFamily::V6), ("2001:db8::1", IpFamily::V6, IpFamily::V4)]
+        {
+            let to = Expression::address_is(AddressEnd::Destination, address.parse().unwrap());
+            assert_eq!(destinations(&[&to[..], &mark].concat(), None), [address]);
+            // As in a table of one family, without a comparison of the network protocol.
+            let bytes = [to.get(2..).unwrap(), &mark].concat();
+            assert_eq!(destinations(&bytes, Some(family)), [address]);
+            assert!(destinations(&bytes, Some(other)).is_empty() && destinations(&bytes, None).is_empty());
+            assert!(destinations(&[&mark[..], &to].concat(), None).is_empty(), "all packets get the mark");
+            let from = Expression::address_is(AddressEnd::Source, address.parse().unwrap());
+            assert!(destinations(&[&from[..], &mark].concat(), None).is_empty());
+            let (header, offset, length) = (Header::Network, 16, 4);
+            let write = Expression::StorePayload { header, offset, length, checksum: None };
+            assert!(
+                destinations(&[&to[..], &mark, &[write]].concat(), None).is_empty(),
+                "it is another then"
+            );
+        }
+    }
+
+    #[test]
+    fn conditions_behind_the_effect_are_none_of_it() {
+        let to_eth0 = [Expression::LoadMeta(Meta::OutputInterface), Expression::is_interface("eth0")];
+        let rule = of(&[&Expression::replace_mark(0, 1)[..], &to_eth0].concat());
+        assert_eq!((rule.before.devices.len(), rule.conditions.devices.len()), (0, 1));
+        let rule = of(&[&to_eth0[..], &Expression::replace_mark(0, 1)].concat());
+        assert_eq!((rule.before.devices.len(), rule.conditions.devices.len()), (1, 1));
     }
 
     #[test]
@@ -479,7 +470,7 @@ mod tests {
     proptest! {
         #[test]
         fn garbage_is_an_error_or_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let _ = parse_expressions(&bytes);
+            let _ = parse_expressions(&bytes, None);
         }
 
         #[test]
@@ -491,7 +482,7 @@ mod tests {
             for kind in ["match", "target"] {
                 let mut list = AttributeWriter::new(&[]);
                 extension(&mut list, kind, &name, revision, &info);
-                let _ = parse_expressions(&list.finish("test").unwrap());
+                let _ = parse_expressions(&list.finish("test").unwrap(), None);
             }
         }
     }
