@@ -12,9 +12,12 @@
 //! wrote for nftables, and those of iptables-legacy, are not changed: [`Forwarding::problems`] says which rule they need. So are those of
 //! firewalld, which rejects at the end what it does not know, and would lose a rule of ours when it is reloaded: the problem has its commands.
 
+mod lasting;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use fairlead_address::IpFamily;
 use fairlead_api::names::{LINK_GROUP_PODS, MARK_FORWARD, NFT_TABLE_FORWARD};
@@ -24,6 +27,7 @@ use fairlead_netlink::{Error, Family, Result, Socket, xtables};
 use nix::libc;
 
 use crate::nft_table::{self, Applied};
+use lasting::Lasting;
 
 /// Before `filter` (`NF_IP_PRI_FILTER`, 0), where iptables has its chains.
 pub(crate) const PRIORITY: i32 = -1;
@@ -43,7 +47,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 pub struct Forwarding {
     /// Whether the policy of any chain is to drop them, so that what is to pass has to be marked.
     pub is_dropped: bool,
-    /// Chains that marked packets do not pass, and failures to read firewalls.
+    /// Chains that marked packets do not pass, once that has lasted for some seconds, and failures to read firewalls.
     pub problems: Vec<ForwardingProblem>,
 }
 
@@ -81,6 +85,14 @@ impl ForwardingProblem {
             Self::Unreadable { .. } => "FirewallUnreadable",
         }
     }
+
+    /// Chain that drops packets, if it is one.
+    fn chain(&self) -> Option<&str> {
+        match self {
+            Self::Dropped { chain, .. } | Self::Rejected { chain, .. } => Some(chain),
+            Self::Unreadable { .. } => None,
+        }
+    }
 }
 
 impl fmt::Display for ForwardingProblem {
@@ -114,6 +126,7 @@ impl fmt::Display for ForwardingProblem {
 pub struct ForwardRules {
     /// Findings in nftables, and its generation then.
     known: Option<(Forwarding, u32)>,
+    lasting: Lasting,
     was_dropped: bool,
     /// The mesh's device; `None` for what looks after pods alone.
     mesh_device: Option<String>,
@@ -128,17 +141,20 @@ impl ForwardRules {
     }
 
     /// Adds the rule where iptables drops what is forwarded, and deletes it where it is not needed. Sends nothing when nothing differs.
-    pub fn apply(&mut self) -> Forwarding {
+    pub fn apply(&mut self, now: Instant) -> Forwarding {
         let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let found = self.nftables().and_then(|mut found| {
             // Those of iptables-legacy are in no generation.
             IpFamily::BOTH.into_iter().try_for_each(|family| add_legacy(&mut found, family))?;
             Ok(found)
         });
-        let forwarding = found.unwrap_or_else(|error| Forwarding {
-            is_dropped: self.was_dropped,
-            problems: vec![ForwardingProblem::Unreadable { reason: error.to_string() }],
-        });
+        let forwarding = match found {
+            Ok(found) => Forwarding { problems: self.lasting.told(found.problems, now), ..found },
+            Err(error) => Forwarding {
+                is_dropped: self.was_dropped,
+                problems: vec![ForwardingProblem::Unreadable { reason: error.to_string() }],
+            },
+        };
         self.was_dropped = forwarding.is_dropped;
         forwarding
     }

@@ -11,7 +11,7 @@
 //! what is for a target and leaves by another device.
 
 use std::net::IpAddr;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use fairlead_address::IntervalSet;
 use fairlead_api::names;
@@ -82,6 +82,14 @@ impl Applier {
     /// The device is missing, or the kernel refuses a message. Whatever does not depend on the refused message is done all
     /// the same: without the device, packets to the other nodes are dropped.
     pub fn apply(&mut self, state: &MeshState) -> Result<Applied> {
+        self.apply_at(state, Instant::now())
+    }
+
+    /// Does what [`Self::apply`] does, at this time: some problems are told once they have lasted.
+    ///
+    /// # Errors
+    /// As [`Self::apply`].
+    pub fn apply_at(&mut self, state: &MeshState, now: Instant) -> Result<Applied> {
         // What is no target any more leaves the guard first, and what is one now enters it last: else it would drop packets on their way past
         // the mesh.
         let released = self.guard.release(state);
@@ -104,7 +112,7 @@ impl Applier {
         self.forward_rules.set_mesh_device(&state.interface);
         let accepted = accept_uplink_sources(&state.uplinks);
         let held = guard_routes::apply(device.as_ref().ok().copied(), state, self.pods);
-        self.forwarding = self.forward_rules.apply();
+        self.forwarding = self.forward_rules.apply(now);
         let applied = self.apply_table(state);
         self.guard.follow(&self.table);
         let guarded = self.guard.apply(state);

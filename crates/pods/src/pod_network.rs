@@ -8,7 +8,7 @@
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use fairlead_api::names::{
@@ -202,7 +202,7 @@ impl PodNetwork {
     async fn pass_firewalls(&self, rules: &mut ForwardRules) -> anyhow::Result<Vec<String>> {
         let mut taken = std::mem::take(rules);
         let apply = move || {
-            let forwarding = taken.apply();
+            let forwarding = taken.apply(Instant::now());
             let marked = forwarding::mark_pods(forwarding.is_dropped);
             (taken, forwarding, marked)
         };

@@ -103,7 +103,7 @@ fn firewalld_is_named_and_with_its_commands_everything_passes() {
         host.sh("mkdir -p /run/dbus; dbus-daemon --system --fork");
         host.start(FIREWALLD);
         wait_for_firewalld(&mut host, "goto filter_FWD_public");
-        bed.apply();
+        bed.apply_lasting();
         assert_eq!(bed.leaks(), 0, "cut off");
         assert_eq!(bed.send(&bed.a.node, "fd02::2"), DATAGRAMS, "what the host sends passes");
         allow_in_firewalld(&bed, &mut host);
@@ -115,7 +115,7 @@ fn firewalld_is_named_and_with_its_commands_everything_passes() {
                 host.start(FIREWALLD);
             }
             wait_for_firewalld(&mut host, "pod0");
-            bed.apply();
+            bed.apply_lasting();
             assert_eq!(bed.a.forwarding().problems, [], "{what}");
             // Neighbours that did not answer while it dropped everything are asked again.
             bed.wait();
@@ -160,7 +160,7 @@ fn ufw_lets_the_mesh_through_over_its_reload() {
     for what in ["ufw --force enable", "ufw reload", "ufw disable; ufw --force enable"] {
         host.sh(what);
         assert_eq!(bed.leaks(), 0, "{what}");
-        bed.apply();
+        bed.apply_lasting();
         assert_eq!(bed.a.forwarding().problems, [], "{what}");
         assert!(bed.a.forwarding().is_dropped, "{what}");
         assert_kept(everything(&bed), what);
@@ -232,7 +232,7 @@ fn docker_drops_what_is_forwarded_but_not_the_mesh() {
         if what == "started" {
             assert_eq!(bed.send(&bed.a.pod, "10.77.2.2"), 0, "it drops what is forwarded");
         }
-        bed.apply();
+        bed.apply_lasting();
         assert_eq!(bed.a.forwarding().problems, []);
         host.sh(&format!("docker network create {what}"));
         assert_kept(everything(&bed), what);

@@ -1,5 +1,7 @@
 //! Packets that a node forwards while another program's firewall drops what it does not know, as Docker sets iptables up.
 
+use std::time::{Duration, Instant};
+
 use fairlead_dataplane::forwarding::{self, ForwardRules, Forwarding, ForwardingProblem};
 use fairlead_dataplane::mesh::{Applier, Bypass, MeshState};
 use fairlead_dataplane::nft_table::Applied;
@@ -7,6 +9,7 @@ use fairlead_netlink::netns::Netns;
 use ipnet::IpNet;
 use testbed_netns::{sh_in, try_sh_in};
 
+use crate::mesh_guard_routes_bed::LASTING;
 use crate::pods_common::{Host, ping, spec};
 
 /// As Docker leaves them.
@@ -30,9 +33,12 @@ struct Program {
 }
 
 impl Program {
+    /// What is found now, and has lasted.
     fn pass(&mut self, host: &Host) -> Forwarding {
         host.at(|| {
-            let forwarding = self.rules.apply();
+            let now = Instant::now();
+            drop(self.rules.apply(now));
+            let forwarding = self.rules.apply(now + LASTING);
             forwarding::mark_pods(forwarding.is_dropped).unwrap();
             forwarding
         })
@@ -40,8 +46,8 @@ impl Program {
 
     fn mesh(&mut self, host: &Host) {
         host.at(|| self.mesh.apply(&mesh()).unwrap());
-        // The chains of other programs have been changed meanwhile.
-        host.at(|| self.mesh.apply(&mesh()).unwrap());
+        // The chains of other programs have been changed meanwhile, and what lasts is told.
+        host.at(|| self.mesh.apply_at(&mesh(), Instant::now() + LASTING).unwrap());
     }
 }
 
@@ -314,6 +320,27 @@ fn a_firewall_of_an_administrator_is_named_with_the_rule_that_it_needs() {
     // A table that is dormant drops nothing.
     bed.host.sh("nft add table inet mine '{ flags dormant; }'");
     assert_eq!(program.pass(&bed.host), Forwarding::default());
+}
+
+/// As the one with which firewalld drops everything while it replaces its own.
+#[test]
+fn a_table_that_drops_everything_for_a_moment_is_not_told_and_one_that_stays_is() {
+    let bed = bed();
+    let (mut rules, start) = (ForwardRules::default(), Instant::now());
+    let mut look = |seconds| bed.host.at(|| rules.apply(start + Duration::from_secs(seconds)));
+    let dropped = Forwarding { is_dropped: true, problems: Vec::new() };
+    let reload = "nft add table inet firewalld_policy_drop; \
+         nft 'add chain inet firewalld_policy_drop forward { type filter hook forward priority -10; policy drop; }'";
+    bed.host.sh(reload);
+    assert_eq!(look(0), dropped, "what is to pass is marked at once");
+    assert_eq!(look(2), dropped);
+    bed.host.sh("nft delete table inet firewalld_policy_drop");
+    assert_eq!(look(4), Forwarding::default());
+    bed.host.sh(reload);
+    assert_eq!(look(5), dropped, "loaded once more");
+    assert_eq!(look(7), dropped);
+    let lasts = look(8);
+    assert!(lasts.is_dropped && command(&lasts).contains("inet firewalld_policy_drop forward"), "{lasts:?}");
 }
 
 #[test]

@@ -23,6 +23,8 @@ pub(crate) const DATAGRAMS: usize = 3;
 const PAST_MESH: [&str; 2] = ["198.51.100.9", "fd98::9"];
 /// A datagram that has not arrived by then was dropped.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(1500);
+/// Time after which a firewall that drops packets is told.
+pub(crate) const LASTING: Duration = Duration::from_secs(3);
 
 /// Packets as they left the first node.
 #[derive(Debug)]
@@ -120,11 +122,11 @@ impl Side {
         self.applier.foreign()
     }
 
-    fn apply(&mut self) {
+    fn apply(&mut self, now: Instant) {
         let Self { node, applier, state, .. } = self;
         node.run(|| {
             loosen_reverse_path_filter(&state.interface).unwrap();
-            applier.apply(state).unwrap()
+            applier.apply_at(state, now).unwrap()
         });
     }
 }
@@ -224,14 +226,25 @@ impl Bed {
 
     /// Brings both nodes to their state.
     pub(crate) fn apply(&mut self) {
-        self.a.apply();
-        self.b.apply();
+        self.apply_at(Instant::now());
+    }
+
+    /// Brings both nodes to their state, and once more when what firewalls drop has lasted.
+    pub(crate) fn apply_lasting(&mut self) {
+        let now = Instant::now();
+        self.apply_at(now);
+        self.apply_at(now + LASTING);
+    }
+
+    fn apply_at(&mut self, now: Instant) {
+        self.a.apply(now);
+        self.b.apply(now);
     }
 
     /// Brings the first node to its state, as a program that was just started.
     pub(crate) fn apply_anew(&mut self) {
         self.a.applier = Applier::beside_pods(TABLE_PODS);
-        self.a.apply();
+        self.a.apply(Instant::now());
     }
 
     /// Sends datagrams, and returns how many arrived.
