@@ -12,6 +12,7 @@
 //! wrote for nftables, and those of iptables-legacy, are not changed: [`Forwarding::problems`] says which rule they need. So are those of
 //! firewalld, which rejects at the end what it does not know, and would lose a rule of ours when it is reloaded: the problem has its commands.
 
+mod last_rule;
 mod lasting;
 
 use std::collections::BTreeMap;
@@ -27,6 +28,7 @@ use fairlead_netlink::{Error, Family, Result, Socket, xtables};
 use nix::libc;
 
 use crate::nft_table::{self, Applied};
+use last_rule::LastRules;
 use lasting::Lasting;
 
 /// Before `filter` (`NF_IP_PRI_FILTER`, 0), where iptables has its chains.
@@ -47,13 +49,18 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 pub struct Forwarding {
     /// Whether the policy of any chain is to drop them, so that what is to pass has to be marked.
     pub is_dropped: bool,
-    /// Chains that marked packets do not pass, once that has lasted for some seconds, and failures to read firewalls.
+    /// Chains that marked packets do not pass, once that has lasted for some seconds, chains whose end others want, and failures to read firewalls.
     pub problems: Vec<ForwardingProblem>,
 }
 
 /// Reason why forwarded packets of pods and of the mesh may be dropped. `Display` is a sentence for status and Events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ForwardingProblem {
+    /// Another program appends its rule again whenever the one of this program has become the last.
+    Contested {
+        /// Name of the chain.
+        chain: String,
+    },
     /// A chain drops them.
     Dropped {
         /// Name of the chain.
@@ -81,6 +88,7 @@ impl ForwardingProblem {
     /// One word for conditions, Events and metrics.
     pub const fn reason(&self) -> &'static str {
         match self {
+            Self::Contested { .. } => "ForwardingContested",
             Self::Dropped { .. } | Self::Rejected { .. } => "ForwardingDropped",
             Self::Unreadable { .. } => "FirewallUnreadable",
         }
@@ -90,7 +98,7 @@ impl ForwardingProblem {
     fn chain(&self) -> Option<&str> {
         match self {
             Self::Dropped { chain, .. } | Self::Rejected { chain, .. } => Some(chain),
-            Self::Unreadable { .. } => None,
+            Self::Contested { .. } | Self::Unreadable { .. } => None,
         }
     }
 }
@@ -98,6 +106,11 @@ impl ForwardingProblem {
 impl fmt::Display for ForwardingProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Contested { chain } => write!(
+                f,
+                "another program appends a rule to chain {chain} again whenever the one of Fairlead has become the last, so that stays before it for now, \
+                 and packets of pods and the mesh pass that the other rule may drop: have that program insert its rule at the beginning of the chain"
+            ),
             Self::Dropped { chain, command, refusal } => {
                 write!(
                     f,
@@ -126,6 +139,7 @@ impl fmt::Display for ForwardingProblem {
 pub struct ForwardRules {
     /// Findings in nftables, and its generation then.
     known: Option<(Forwarding, u32)>,
+    last_rules: LastRules,
     lasting: Lasting,
     was_dropped: bool,
     /// The mesh's device; `None` for what looks after pods alone.
@@ -143,34 +157,38 @@ impl ForwardRules {
     /// Adds the rule where iptables drops what is forwarded, and deletes it where it is not needed. Sends nothing when nothing differs.
     pub fn apply(&mut self, now: Instant) -> Forwarding {
         let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = self.nftables().and_then(|mut found| {
+        let found = self.nftables(now).and_then(|mut found| {
             // Those of iptables-legacy are in no generation.
             IpFamily::BOTH.into_iter().try_for_each(|family| add_legacy(&mut found, family))?;
             Ok(found)
         });
-        let forwarding = match found {
+        let mut forwarding = match found {
             Ok(found) => Forwarding { problems: self.lasting.told(found.problems, now), ..found },
             Err(error) => Forwarding {
                 is_dropped: self.was_dropped,
                 problems: vec![ForwardingProblem::Unreadable { reason: error.to_string() }],
             },
         };
+        forwarding.problems.extend(self.last_rules.problems(now));
         self.was_dropped = forwarding.is_dropped;
         forwarding
     }
 
-    fn nftables(&mut self) -> Result<Forwarding> {
+    fn nftables(&mut self, now: Instant) -> Result<Forwarding> {
         let mut socket = Socket::open(Family::Netfilter)?;
         let generation = nftables::generation(&mut socket)?;
         let known = self.known.take().filter(|(_, at)| *at == generation);
         let found = match known {
             Some((known, _)) => known,
-            None => in_nftables(&mut socket, self.mesh_device.as_deref())?,
+            None => in_nftables(&mut socket, self.mesh_device.as_deref(), &mut self.last_rules, now)?,
         };
         let was_refused =
             |it: &ForwardingProblem| matches!(it, ForwardingProblem::Dropped { refusal: Some(_), .. });
+        // A rule that rests is moved once its time is over, which is no change of nftables.
+        let looks_again =
+            found.problems.iter().any(was_refused) || self.last_rules.problems(now).next().is_some();
         // After a change of our own there is another generation, and it is looked at once more.
-        self.known = (!found.problems.iter().any(was_refused)).then(|| (found.clone(), generation));
+        self.known = (!looks_again).then(|| (found.clone(), generation));
         Ok(found)
     }
 }
@@ -222,7 +240,12 @@ pub(crate) fn mark() -> Vec<Expression> {
     Expression::replace_mark(!MARK_FORWARD, MARK_FORWARD).to_vec()
 }
 
-fn in_nftables(socket: &mut Socket, mesh_device: Option<&str>) -> Result<Forwarding> {
+fn in_nftables(
+    socket: &mut Socket,
+    mesh_device: Option<&str>,
+    last_rules: &mut LastRules,
+    now: Instant,
+) -> Result<Forwarding> {
     let mut forwarding = Forwarding::default();
     for chain in foreign::forward_chains(socket)? {
         let may_change = chain.is_of_iptables() && !chain.is_owned;
@@ -237,15 +260,11 @@ fn in_nftables(socket: &mut Socket, mesh_device: Option<&str>) -> Result<Forward
         }
         forwarding.is_dropped |= chain.drops;
         let rules = foreign::accepting(socket, &chain, MARK_FORWARD)?;
-        if may_change {
-            let own = ours(&rules);
-            let needed = usize::from(chain.drops).min(own.len());
-            let (excess, kept) = own.split_at(own.len().saturating_sub(needed));
-            delete(socket, &chain, excess)?;
-            let is_followed = |rule: &&AcceptingRule| kept.contains(&rule.handle) && !rule.is_last;
-            if let Some(rule) = rules.iter().find(is_followed) {
-                move_to_end(socket, &chain, rule.handle)?;
-            }
+        if may_change
+            && let Some(followed) = delete_excess(socket, &chain, &rules)?
+            && last_rules.may_move(&chain.to_string(), now)
+        {
+            move_to_end(socket, &chain, followed)?;
         }
         if !chain.drops || !rules.is_empty() {
             continue;
@@ -259,6 +278,16 @@ fn in_nftables(socket: &mut Socket, mesh_device: Option<&str>) -> Result<Forward
         }
     }
     Ok(forwarding)
+}
+
+/// Deletes rules of this program that are not needed. Returns the handle of the one that stays if another rule follows it.
+fn delete_excess(socket: &mut Socket, chain: &ForwardChain, rules: &[AcceptingRule]) -> Result<Option<u64>> {
+    let own = ours(rules);
+    let needed = usize::from(chain.drops).min(own.len());
+    let (excess, kept) = own.split_at(own.len().saturating_sub(needed));
+    delete(socket, chain, excess)?;
+    let is_followed = |rule: &&AcceptingRule| kept.contains(&rule.handle) && !rule.is_last;
+    Ok(rules.iter().find(is_followed).map(|rule| rule.handle))
 }
 
 fn add(socket: &mut Socket, chain: &ForwardChain) -> Result<()> {

@@ -293,6 +293,27 @@ fn what_another_program_appends_later_to_drop_is_dropped() {
     assert_eq!(bed.host.sh("nft -a list ruleset"), before);
 }
 
+#[test]
+fn another_program_that_wants_the_last_rule_as_well_gets_it_for_a_time_and_is_told() {
+    let bed = bed();
+    bed.host.sh(DOCKER);
+    let (mut rules, start) = (ForwardRules::default(), Instant::now());
+    let theirs = "FORWARD -d 203.0.113.9 -j DROP";
+    let mut look = |seconds| {
+        bed.host.sh(&format!("iptables-nft -D {theirs} || true; iptables-nft -A {theirs}"));
+        let found = bed.host.at(|| rules.apply(start + Duration::from_secs(seconds)));
+        (bed.rules()[0].trim_end().ends_with(RULE), found.problems)
+    };
+    for number in 0..6 {
+        assert_eq!(look(5 * number), (true, vec![]), "{number}");
+    }
+    let (is_last, problems) = look(30);
+    let [problem @ ForwardingProblem::Contested { chain }] = &problems[..] else { panic!("{problems:?}") };
+    assert_eq!((problem.reason(), chain.as_str()), ("ForwardingContested", "ip filter FORWARD"));
+    assert!(!is_last && !look(629).0, "it stays where it is");
+    assert_eq!(look(630), (true, problems), "and is moved again after ten minutes");
+}
+
 /// The command of the only problem.
 fn command(forwarding: &Forwarding) -> String {
     let [problem] = &forwarding.problems[..] else { panic!("not one problem: {forwarding:?}") };
