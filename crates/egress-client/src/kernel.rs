@@ -69,14 +69,14 @@ pub(crate) fn apply(place: Place<'_>, desired: &Desired, programs: &ProgramStock
 }
 
 fn apply_inside(place: Place<'_>, desired: &Desired, programs: &ProgramStock) -> Result<Vec<String>> {
-    let tunnels = open_tunnels(place, desired, programs);
+    let routing = kept(place, desired)?;
+    let tunnels = open_tunnels(place, desired, &routing, programs);
     let (links, mut done, failure) = match tunnels {
         Ok((links, changes)) => (links, changes, None),
         // A link without a program drops packets, so those that are there may stay.
         Err(error) => (existing(place, desired)?, Vec::new(), Some(error)),
     };
     let open = open_links(desired, &links);
-    let routing = kept(place, desired)?;
     let replies = replies(place, &routing);
     // A route into a tunnel must not take the replies of connections that are open by then.
     let by_uplink = replies.is_any();
@@ -225,6 +225,7 @@ pub(crate) fn mtu(netns: &Netns, ifname: &str) -> Result<Option<u32>> {
 fn open_tunnels(
     place: Place<'_>,
     desired: &Desired,
+    routing: &DualStack<ClientRouting, ClientRouting>,
     programs: &ProgramStock,
 ) -> Result<(BTreeMap<String, u32>, Vec<String>)> {
     if desired.tunnels.is_empty() {
@@ -250,7 +251,7 @@ fn open_tunnels(
                 let link = tunnels.add_link(*cluster_ip)?;
                 links.insert(tunnel.link.clone(), link);
                 own.insert(link, tunnel_link(*cluster_ip, tunnel));
-                Peer::Gateway { link }
+                Peer::Gateway { link, service: *cluster_ip }
             }
         };
         // The Service itself, which answers through its translation where it chooses the gateway.
@@ -269,6 +270,9 @@ fn open_tunnels(
         ("peers", tunnels.set_peers(&peers)?),
         ("gateways of Services", tunnels.set_services(&services)?),
         ("tunnel links", tunnels.set_links(&own)?),
+        // Behind the peers, which may lack their Service if an earlier program has set them, and before the routes. The largest map is the
+        // last: what the kernel refuses of it must not keep packets from gateways that are new.
+        ("sources of gateways", tunnels.set_origins(&desired.origins(routing))?),
     ] {
         done.extend((count > 0).then(|| format!("set {count} {what}")));
     }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use bed::{BEHIND, Bed, GATEWAY, Objects, Pod, SERVICE, egress, gateways, service, shown, within};
 use fairlead_egress::client::plan::NextHop;
 use fairlead_egress::problem::EgressReason;
+use fairlead_fou::{Settings, Tunnels};
 use fairlead_pods::cni::{EgressRequest, Reason};
 use nix::libc;
 use serde_json::json;
@@ -104,6 +105,28 @@ async fn an_added_pod_has_what_the_article_prints_and_reaches_its_gateways() {
     assert!(differences.is_empty() || differences.contains("2001") || differences.contains("fou4_0a440c31"));
     bed.egress.detach(&pod.key);
     assert!(bed.gateways.clients(INTERNET).is_empty() && bed.gateways.clients(DOMESTIC).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn gateways_may_send_to_a_pod_from_where_it_sends_through_them() {
+    let (_bed, pod) = client().await;
+    let uplink = pod.inside.sh("ip -o link show eth0 | cut -d: -f1").trim().parse().unwrap();
+    let settings = Settings { port: 5555, drop_unknown: false, own: None };
+    let mut tunnels = pod.inside.run(|| Tunnels::open(uplink, settings)).unwrap();
+    let origins = [
+        ("0.0.0.0/0", Some(SERVICE[0])),
+        ("10.0.0.0/8", None),
+        ("169.254.0.0/16", None),
+        ("172.16.0.0/12", None),
+        ("192.168.0.0/16", None),
+        ("192.168.10.0/24", Some(DOMESTIC_SERVICE[0])),
+        ("::/0", Some(SERVICE[1])),
+        ("fc00::/7", None),
+        ("fe80::/10", None),
+    ];
+    let origins = origins
+        .map(|(prefix, service)| (prefix.parse().unwrap(), service.map(|service| service.parse().unwrap())));
+    assert_eq!(tunnels.set_origins(&origins.into()).unwrap(), 0, "the programs have them already");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -20,6 +20,7 @@
 pub mod intent;
 pub mod known;
 mod link;
+mod origins;
 pub mod plan;
 mod problem;
 mod replies;

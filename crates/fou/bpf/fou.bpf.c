@@ -24,6 +24,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "answers.h"
 #include "counters.h"
 #include "encapsulate.h"
 #include "flow.h"
@@ -158,6 +159,8 @@ int fou_ingress(struct __sk_buff *skb)
 			return TC_ACT_SHOT;
 		count_sent(skb, &f.src, skb->len - o.inner);
 	}
+	if (p->role == ROLE_GATEWAY && admit_answer(skb, &o, &f, p))
+		return TC_ACT_SHOT;
 	if (p->ifindex)
 		return decapsulate(skb, &o, p->ifindex, tos);
 	if (p->role == ROLE_GATEWAY && replace_addr(skb, &o, 0, &o.src, &p->service))

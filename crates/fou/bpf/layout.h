@@ -39,7 +39,7 @@ enum role { ROLE_GATEWAY = 1, ROLE_CLIENT = 2 };
 struct peer {
 	__u32 ifindex; /* tunnel link on which its packets arrive; 0: the kernel's fou decapsulates */
 	__u32 role;
-	struct addr service; /* ROLE_GATEWAY with ifindex 0: the outer source that the kernel's link expects */
+	struct addr service; /* ROLE_GATEWAY: the service; with ifindex 0 also the outer source that the kernel's link expects */
 };
 
 enum gateway_state { GATEWAY_LIVE = 1, GATEWAY_DRAINING = 2 };
@@ -139,6 +139,19 @@ struct {
 	__type(key, struct prefix);
 	__type(value, __u32);
 } fou_allowed SEC(".maps");
+
+/*
+ * Inner sources of what gateways send: the longest prefix has the service by whose tunnel packets to it leave; all zero: by none. Without
+ * any prefix, packets of gateways are not checked. There is room for several Egresses with as many destinations as a gateway takes, and
+ * for those before and after a change.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct prefix);
+	__type(value, struct addr);
+} fou_origins SEC(".maps");
 
 /* What was exchanged with a client: packets as they are on the wire, and their bytes from the inner IP header on. */
 struct traffic {

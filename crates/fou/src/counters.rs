@@ -13,9 +13,10 @@ pub enum Counter {
     ///
     /// [`Settings::drop_unknown`]: crate::Settings::drop_unknown
     UnknownSender,
-    /// Packets of a client dropped because their inner source is not the client.
+    /// Packets of a client dropped because their inner source is not the client, and of a gateway because it is none of its service:
+    /// [`Tunnels::set_origins`](crate::Tunnels::set_origins).
     InnerSource,
-    /// Packets of a client dropped because their inner destination is not allowed.
+    /// Packets of a client dropped because their inner destination is not allowed, and of a gateway because it is not the pod.
     InnerDestination,
     /// Packets dropped because an inner or outer header is unusable.
     Malformed,

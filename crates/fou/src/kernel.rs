@@ -56,6 +56,7 @@ pub(crate) struct Maps {
     pub(crate) services: HashMap<MapData, AddressBytes, ServiceBytes>,
     pub(crate) flows: HashMap<MapData, FlowBytes, ChoiceBytes>,
     pub(crate) allowed: LpmTrie<MapData, AddressBytes, [u8; 4]>,
+    pub(crate) origins: LpmTrie<MapData, AddressBytes, AddressBytes>,
     pub(crate) traffic: PerCpuHashMap<MapData, AddressBytes, TrafficNumbers>,
     pub(crate) sources: HashMap<MapData, AddressBytes, [u8; 4]>,
     pub(crate) counters: PerCpuArray<MapData, u64>,
@@ -207,6 +208,7 @@ impl Maps {
             services: take(named, "fou_services")?,
             flows: take(named, "fou_flows")?,
             allowed: take(named, "fou_allowed")?,
+            origins: take(named, "fou_origins")?,
             traffic: take(named, "fou_traffic")?,
             sources: take(named, "fou_sources")?,
             counters: take(named, "fou_counters")?,
@@ -219,13 +221,10 @@ impl Maps {
         copy_hash(&mut old, "fou_links", &mut self.links)?;
         copy_hash(&mut old, "fou_peers", &mut self.peers)?;
         copy_hash(&mut old, "fou_services", &mut self.services)?;
-        let allowed = take::<LpmTrie<_, AddressBytes, [u8; 4]>>(&mut old, "fou_allowed");
-        if let Some(allowed) = same_layout("fou_allowed", allowed) {
-            let copied = allowed.iter().try_for_each(|entry| {
-                let (key, value) = entry?;
-                self.allowed.insert(&key, value, 0)
-            });
-            copied.map_err(|error| map_failed("copy the map fou_allowed", &error))?;
+        copy_trie(&mut old, "fou_allowed", &mut self.allowed)?;
+        // The first programs had none.
+        if old.contains_key("fou_origins") {
+            copy_trie(&mut old, "fou_origins", &mut self.origins)?;
         }
         if let Some(counters) =
             same_layout("fou_counters", take::<PerCpuArray<_, u64>>(&mut old, "fou_counters"))
@@ -280,6 +279,20 @@ fn copy_hash<K: Pod, V: Pod>(
     let copied = old.iter().try_for_each(|entry| {
         let (key, value) = entry?;
         new.insert(key, value, 0)
+    });
+    copied.map_err(|error| map_failed(&format!("copy the map {name}"), &error))
+}
+
+fn copy_trie<V: Pod>(
+    old: &mut NamedMaps,
+    name: &str,
+    new: &mut LpmTrie<MapData, AddressBytes, V>,
+) -> Result<()> {
+    let old = take::<LpmTrie<MapData, AddressBytes, V>>(old, name);
+    let Some(old) = same_layout(name, old) else { return Ok(()) };
+    let copied = old.iter().try_for_each(|entry| {
+        let (key, value) = entry?;
+        new.insert(&key, value, 0)
     });
     copied.map_err(|error| map_failed(&format!("copy the map {name}"), &error))
 }

@@ -13,6 +13,8 @@ use crate::{Error, Result};
 pub const MAX_CLIENTS: usize = 4096;
 /// Prefixes that clients may or may not send to: `max_entries` of the map.
 pub const MAX_ALLOWED: usize = 16_384;
+/// Prefixes of sources of gateways, those before and after a change together: `max_entries` of the map.
+pub const MAX_ORIGINS: usize = 65_536;
 /// `struct addr`: IPv4 as `::ffff:a.b.c.d`.
 pub(crate) type AddressBytes = [u8; 16];
 pub(crate) type SettingsBytes = [u8; 48];
@@ -58,13 +60,16 @@ pub enum Peer {
         /// Index of the tunnel link.
         link: Option<u32>,
     },
-    /// A gateway, or the service address of gateways. Its packets arrive on the tunnel link of this index.
+    /// A gateway, or the service address of gateways. Its packets arrive on the tunnel link of this index, as far as
+    /// [`Tunnels::set_origins`](crate::Tunnels::set_origins) lets them.
     Gateway {
         /// Index of the tunnel link.
         link: u32,
+        /// The service address.
+        service: IpAddr,
     },
-    /// A gateway whose packets the kernel's fou decapsulates. Their outer source is rewritten to the service address, which the
-    /// kernel's tunnel link has as its remote address.
+    /// A gateway whose packets the kernel's fou decapsulates. They are checked likewise, and their outer source is rewritten to the service
+    /// address, which the kernel's tunnel link has as its remote address.
     KernelGateway {
         /// The service address.
         service: IpAddr,
@@ -142,7 +147,7 @@ impl Peer {
     pub(crate) fn bytes(&self) -> PeerBytes {
         let (link, role, service) = match *self {
             Self::Client { link } => (link.unwrap_or(0), ROLE_CLIENT, None),
-            Self::Gateway { link } => (link, ROLE_GATEWAY, None),
+            Self::Gateway { link, service } => (link, ROLE_GATEWAY, Some(service)),
             Self::KernelGateway { service } => (0, ROLE_GATEWAY, Some(service)),
         };
         let mut bytes = [0; 24];

@@ -31,7 +31,7 @@ mod tunnels;
 pub use counters::{ClientTraffic, Counter, Counters};
 pub use error::{Error, Result};
 pub use flows::Flow;
-pub use layout::{MAX_ALLOWED, MAX_CLIENTS, Peer, Settings, TunnelLink};
+pub use layout::{MAX_ALLOWED, MAX_CLIENTS, MAX_ORIGINS, Peer, Settings, TunnelLink};
 pub use links::{link_mtu, link_name};
 pub use tunnels::{Programs, Tunnels, is_own_filter};
 

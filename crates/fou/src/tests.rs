@@ -1,7 +1,7 @@
 //! Replacing the programs of another version, in a namespace.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Mutex, PoisonError};
 
 use fairlead_api::fou::Service;
@@ -39,7 +39,7 @@ impl Wanted {
         let allowed = [("10.0.0.0/8", true), ("10.1.0.0/16", false)];
         Self {
             links: BTreeMap::from([(link, tunnel)]),
-            peers: BTreeMap::from([(gateway, Peer::Gateway { link })]),
+            peers: BTreeMap::from([(gateway, Peer::Gateway { link, service: gateway })]),
             services: BTreeMap::from([(gateway, Service::default())]),
             allowed: allowed.into_iter().map(|(text, allowed)| (text.parse().unwrap(), allowed)).collect(),
         }
@@ -72,6 +72,10 @@ fn programs_of_another_version_are_replaced_and_flows_are_kept() {
     let wanted = Wanted::with(link);
     // Of the link the map entry and the filter.
     assert_eq!(wanted.apply(&mut first), [2, 1, 1, 2]);
+    let origins = [("0.0.0.0/0", None), ("203.0.113.0/24", Some(ip("10.0.0.1")))];
+    let origins: BTreeMap<IpNet, Option<IpAddr>> =
+        origins.into_iter().map(|(prefix, service)| (prefix.parse().unwrap(), service)).collect();
+    assert_eq!(first.set_origins(&origins).unwrap(), 2);
     first.insert_flow([7; 56], [7; 24]);
     first.insert_flow([0; 56], [9; 24]);
     let flows = first.flows().unwrap();
@@ -90,11 +94,31 @@ fn programs_of_another_version_are_replaced_and_flows_are_kept() {
     assert!(after.iter().flatten().all(|id| !before[0].contains(id)), "{before:?} {after:?}");
     assert_eq!(second.flows().unwrap(), flows);
     let sent = fairlead_netlink::changes_sent();
-    assert_eq!(wanted.apply(&mut second), [0; 4]);
+    assert_eq!((wanted.apply(&mut second), second.set_origins(&origins).unwrap()), ([0; 4], 0));
     second.add_link(ip("10.0.0.1")).unwrap();
     drop(second);
     drop(open(2));
     assert_eq!(fairlead_netlink::changes_sent(), sent, "the same state sends nothing");
+}
+
+/// Lists of the prefixes of a country are that long, and change.
+#[test]
+fn ten_thousand_sources_of_gateways_are_replaced_by_as_many_others() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let namespace = Namespace::new();
+    namespace.veth("eth0", &namespace, "other");
+    let uplink: u32 = namespace.sh("ip -o link show eth0 | cut -d: -f1").trim().parse().unwrap();
+    let mut tunnels = namespace.run(|| Tunnels::load(uplink, SETTINGS)).unwrap();
+    let origins = |first: u8| -> BTreeMap<IpNet, Option<IpAddr>> {
+        let prefix = |number: u32| {
+            let address = Ipv4Addr::from_bits((u32::from(first) << 24) | (number << 8));
+            IpNet::new(address.into(), 24).unwrap()
+        };
+        (0..10_000).map(|number| (prefix(number), Some(ip("10.0.0.1")))).collect()
+    };
+    assert_eq!(tunnels.set_origins(&origins(20)).unwrap(), 10_000);
+    assert_eq!(tunnels.set_origins(&origins(30)).unwrap(), 20_000);
+    assert_eq!(tunnels.set_origins(&origins(30)).unwrap(), 0);
 }
 
 #[test]

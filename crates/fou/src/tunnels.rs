@@ -292,6 +292,38 @@ impl Tunnels {
         Ok(steps.len())
     }
 
+    /// Sets the inner sources of what gateways may send, and returns the number of changes: the longest prefix has the service whose gateways
+    /// may send from an address, `None` for no gateway. ICMP errors have any source: they are about a packet to an address that has the service.
+    /// While a source has no prefix, which is so before the first call, packets from it are not checked; where it has one, the inner destination has
+    /// to be the outer one, too.
+    ///
+    /// # Errors
+    /// There are more than [`MAX_ORIGINS`](crate::MAX_ORIGINS) prefixes, or the kernel refuses.
+    pub fn set_origins(&mut self, wanted: &BTreeMap<IpNet, Option<IpAddr>>) -> Result<usize> {
+        let map = &mut self.loaded.maps.origins;
+        let read = |error: MapError| map_failed("read the sources of gateways", &error);
+        let mut actual = BTreeMap::new();
+        for entry in map.iter() {
+            let (key, service) = entry.map_err(read)?;
+            actual.insert((key.prefix_len(), key.data()), service);
+        }
+        let bytes = |service: &Option<IpAddr>| service.map_or([0; 16], layout::address);
+        let wanted: BTreeMap<_, AddressBytes> =
+            wanted.iter().map(|(prefix, service)| (layout::prefix(prefix), bytes(service))).collect();
+        let found = difference(&actual, &wanted);
+        let changes = found.len();
+        let failed = |error: MapError| map_failed("set the sources of gateways", &error);
+        let key = |(bits, address): (u32, AddressBytes)| lpm_trie::Key::new(bits, address);
+        // A longer prefix is there before, and goes after, those around it.
+        for (prefix, service) in found.set.into_iter().rev() {
+            map.insert(&key(prefix), service, 0).map_err(failed)?;
+        }
+        for prefix in found.remove {
+            map.remove(&key(prefix)).map_err(failed)?;
+        }
+        Ok(changes)
+    }
+
     /// Counters of the programs, summed over all processors.
     ///
     /// # Errors

@@ -386,7 +386,7 @@ fn tunnels_of_client(pod: &Namespace) -> Tunnels {
     for Addresses { client, gateway, server, service, .. } in families() {
         let link = tunnels.add_link(gateway).unwrap();
         links.insert(link, TunnelLink { local: client, remote: Some(gateway), source_port: None });
-        peers.insert(gateway, Peer::Gateway { link });
+        peers.insert(gateway, Peer::Gateway { link, service: gateway });
         let name = fairlead_fou::link_name(gateway);
         pod.sh(&format!(
             "ip route add {server} dev {name} src {client}; ip route add {service} dev {name} src {client}"

@@ -14,6 +14,7 @@ use fairlead_api::fou::{Gateway, MAX_GATEWAYS, Service};
 use fairlead_api::names::{FOU_PORT, RULE_PRIORITIES_EGRESS_IN_CLUSTER};
 use ipnet::IpNet;
 
+use super::origins::origins;
 use super::{ClientPod, Gateways, SourcePort, Unusable, routing, rules};
 use crate::EgressName;
 use crate::destinations::Destinations;
@@ -290,6 +291,19 @@ impl Desired {
     pub fn answers_by_uplink(&self) -> bool {
         let families = [&self.routing.ipv4, &self.routing.ipv6].into_iter().flatten();
         families.flat_map(|family| &family.routes).any(|route| route.originating_only)
+    }
+
+    /// Services whose gateways may send to the pod, by the sources of what they send: the addresses that the pod reaches by the tunnel with this
+    /// routing, which is that of [`Self::refusing`]. `None` is no gateway: the pod reaches the cluster, and what is excluded, by `eth0`.
+    pub fn origins(
+        &self,
+        routing: &DualStack<ClientRouting, ClientRouting>,
+    ) -> BTreeMap<IpNet, Option<IpAddr>> {
+        let services: BTreeMap<&str, IpAddr> =
+            self.tunnels.iter().map(|(cluster_ip, tunnel)| (tunnel.link.as_str(), *cluster_ip)).collect();
+        let service = |link: Option<&str>| services.get(link?).copied();
+        let families = [&routing.ipv4, &routing.ipv6].into_iter().flatten();
+        families.flat_map(origins).map(|(prefix, link)| (prefix, service(link))).collect()
     }
 
     /// Takes packets of tunnels from these hosts, too: gateways that are not chosen any more, or not yet, and have an answer. Where the Service

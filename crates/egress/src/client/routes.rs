@@ -123,7 +123,7 @@ impl<'a> Claims<'a> {
 }
 
 /// Prefixes of these lengths that have all of a prefix, the longest first.
-fn around(prefix: IpNet, lengths: &BTreeSet<u8>) -> impl Iterator<Item = IpNet> {
+pub(super) fn around(prefix: IpNet, lengths: &BTreeSet<u8>) -> impl Iterator<Item = IpNet> {
     let lengths = lengths.range(..=prefix.prefix_len()).rev();
     lengths.filter_map(move |length| Some(IpNet::new(prefix.addr(), *length).ok()?.trunc()))
 }

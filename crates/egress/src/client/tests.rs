@@ -453,6 +453,7 @@ proptest! {
             }
         };
         let (ipv4, ipv6) = (routing.ipv4.unwrap(), routing.ipv6.unwrap());
+        let origins = [origins::origins(&ipv4.routing), origins::origins(&ipv6.routing)];
         let ranges = LINK_LOCAL.iter().chain(PRIVATE).map(|range| range.parse().unwrap());
         let destinations = egresses.values().map(|gateways| &gateways.destinations);
         let destinations = destinations.chain(unusable.iter().map(|it| &it.destinations));
@@ -460,12 +461,15 @@ proptest! {
         let edges = ranges.chain(destinations).chain(in_cluster.iter().copied());
         for address in edges.flat_map(|prefix| interesting(&prefix)).chain(remotes.iter().copied()) {
             let family = if address.is_ipv4() { &ipv4 } else { &ipv6 };
-            let remote = |name: &String| family.links.iter().find(|link| link.name == *name).unwrap().remote;
+            let remote = |name: &str| family.links.iter().find(|link| link.name == *name).unwrap().remote;
             let way = lookup(&family.routing, address).map(|route| match &route.target {
                 Target::Link(name) => PacketRoute::Tunnel(remote(name)),
                 _ => PacketRoute::Refused,
             });
             prop_assert_eq!(way, model(&egresses, &unusable, &in_cluster, address), "{}", address);
+            let around = origins[usize::from(address.is_ipv6())].iter().filter(|(prefix, _)| prefix.contains(&address));
+            let link = around.max_by_key(|(prefix, _)| prefix.prefix_len()).unwrap().1;
+            prop_assert_eq!(link.map(|name| PacketRoute::Tunnel(remote(name))), way.filter(|way| *way != PacketRoute::Refused));
             let answered_by_eth0 = replies_by_uplink(IpFamily::of(address), &family.routing.routes).contains(address);
             if let Some(PacketRoute::Tunnel(remote)) = way {
                 let of = egresses.values().find(|gateways| gateways.cluster_ips.iter().any(|ip| ip == remote));

@@ -218,8 +218,9 @@ fn set_up_client(pod: &Namespace) -> Tunnels {
         let link = tunnels.add_link(family.service).unwrap();
         let remote = Some(family.service);
         links.insert(link, TunnelLink { local: family.client, remote, source_port: None });
-        peers.insert(family.service, Peer::Gateway { link });
-        peers.extend(family.gateways.map(|gateway| (gateway, Peer::Gateway { link })));
+        let peer = Peer::Gateway { link, service: family.service };
+        peers.insert(family.service, peer);
+        peers.extend(family.gateways.map(|gateway| (gateway, peer)));
         let (to, name) = (family.server, fairlead_fou::link_name(family.service));
         pod.sh(&format!("ip route add {to} dev {name} proto 30"));
     }

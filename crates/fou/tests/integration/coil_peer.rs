@@ -45,7 +45,7 @@ fn our_client(network: &Network, port: SourcePort) -> Tunnels {
         let link = tunnels.add_link(service).unwrap();
         let source_port = port.number();
         links.insert(link, TunnelLink { local: client, remote: Some(service), source_port });
-        peers.extend([service, gateways[0]].map(|peer| (peer, Peer::Gateway { link })));
+        peers.extend([service, gateways[0]].map(|peer| (peer, Peer::Gateway { link, service })));
         let gateway = Gateway { address: gateways[0], is_draining: false };
         services.insert(service, Service { gateways: vec![gateway], ..Service::default() });
         pod.sh(&format!("ip route add {server} dev {} proto 30", link_name(service)));

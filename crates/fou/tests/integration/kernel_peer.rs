@@ -101,7 +101,7 @@ impl Bed {
             let link = tunnels.add_link(family.kernels).unwrap();
             let remote = Some(family.kernels);
             links.insert(link, TunnelLink { local: family.ours, remote, source_port: Some(5555) });
-            peers.insert(family.kernels, Peer::Gateway { link });
+            peers.insert(family.kernels, Peer::Gateway { link, service: family.kernels });
             let (name, source) = (link_name(family.kernels), family.inner_ours);
             self.ours.sh(&format!("ip route add {} dev {name} src {source}", family.inner_kernels));
         }

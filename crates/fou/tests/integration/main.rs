@@ -4,4 +4,5 @@
 mod bed;
 mod coil_peer;
 mod kernel_peer;
+mod origins;
 mod tunnels;

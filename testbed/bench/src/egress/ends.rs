@@ -97,7 +97,7 @@ fn set_up_client(own: [IpAddr; 2], services: [IpAddr; 2], gateways: [IpAddr; 2])
         let link = tunnels.add_link(service)?;
         indexes.insert(link_name(service), link);
         links.insert(link, TunnelLink { local, remote: Some(service), source_port: Some(FOU_PORT) });
-        peers.extend([service, gateway].map(|peer| (peer, Peer::Gateway { link })));
+        peers.extend([service, gateway].map(|peer| (peer, Peer::Gateway { link, service })));
         let gateways = vec![Gateway { address: gateway, is_draining: false }];
         sets.insert(service, Service { gateways, by_client: true, ..Service::default() });
     }
@@ -140,7 +140,7 @@ fn set_up_peer(own: [IpAddr; 2], others: [IpAddr; 2]) -> Result<()> {
     for (local, other) in own.into_iter().zip(others) {
         let link = tunnels.add_link(other)?;
         links.insert(link, TunnelLink { local, remote: Some(other), source_port: Some(FOU_PORT) });
-        peers.insert(other, Peer::Gateway { link });
+        peers.insert(other, Peer::Gateway { link, service: other });
     }
     tunnels.set_links(&links)?;
     Ok(tunnels.set_peers(&peers).map(drop)?)
