@@ -326,7 +326,8 @@ impl Registry {
         self.health.observe_early(now, replies)
     }
 
-    /// Says of clients from before the start what is known, if all gateways have been asked or it is time. Returns whether there were any.
+    /// Says of clients from before the start what is known, if all gateways have answered, or are Coil's, or it is time. Returns whether there
+    /// were any.
     pub(super) fn settle(&mut self, now: Instant) -> bool {
         let before = self.unsettled.len();
         let mut unsettled = std::mem::take(&mut self.unsettled);
@@ -336,7 +337,8 @@ impl Registry {
             let waits = |client: &Client| {
                 let mut gateways = gateways.into_iter().flat_map(BTreeMap::values);
                 until.is_none_or(|until| now < until)
-                    && (!self.has_endpoints || gateways.any(|it| it.is_asked(client)))
+                    && (!self.has_endpoints
+                        || !self.do_not_register(egress) && gateways.any(|it| it.is_asked(client)))
             };
             client.is_some_and(waits)
         });

@@ -50,12 +50,10 @@ impl Gateway {
         true
     }
 
-    /// Whether its answer about the client is awaited.
+    /// Whether its answer about the client is awaited. A connection that failed is none: the gateway may have flows of the client, its kernel
+    /// forwards, and it is asked again.
     pub(super) fn is_asked(&self, client: &Client) -> bool {
-        self.endpoint.answers()
-            && !self.session.confirmed(client)
-            && self.session.refusal(client).is_none()
-            && self.session.failure().is_none()
+        self.endpoint.answers() && !self.session.confirmed(client) && self.session.refusal(client).is_none()
     }
 
     pub(super) fn target(&self, address: IpAddr) -> Target {

@@ -272,7 +272,7 @@ fn why_a_client_is_not_registered_is_said() {
 
 /// A restart of the node program changes nothing for running pods before it knows better.
 #[test]
-fn the_way_of_clients_from_before_is_unknown_until_all_gateways_were_asked() {
+fn the_way_of_clients_from_before_is_unknown_until_all_gateways_have_answered() {
     let start = |gateways: &[u8]| {
         let mut world = World::new([]);
         world.registry = Registry::default();
@@ -295,6 +295,15 @@ fn the_way_of_clients_from_before_is_unknown_until_all_gateways_were_asked() {
     let mut world = start(&[1, 2]);
     world.register(1);
     world.fail(2, Ended::NoAnswer);
+    assert_eq!(world.next_hop(), NextHop::Unknown, "an attempt that failed says nothing of its flows");
+    world.now += Duration::from_secs(1);
+    world.register(2);
+    assert_eq!(world.gateways().len(), 2);
+    let mut world = start(&[1, 2]);
+    world.register(1);
+    world.fail(2, Ended::NoAnswer);
+    world.now += SETTLE;
+    assert!(world.registry.settle(world.now));
     assert_eq!(world.gateways(), [(address(1), false)]);
     let mut world = start(&[1]);
     assert!(!world.registry.settle(world.now + SETTLE / 2));
