@@ -12,6 +12,7 @@ mod health;
 mod host_network;
 mod limits;
 mod outside;
+mod programs;
 mod replies;
 mod setup;
 mod source_addresses;

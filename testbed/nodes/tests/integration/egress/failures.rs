@@ -16,6 +16,7 @@ use testbed_nodes::install::{IMAGE, image};
 use crate::bed::{Pod, Room, TIMEOUT, network};
 use crate::egress::BED;
 use crate::egress::outside::{connect, no_client_address_was_seen, outside, run};
+use crate::egress::programs::Programs;
 use crate::egress::setup::{DOMESTIC, Gateway, INTERNET, clients, gateways};
 
 /// Pause between two datagrams of the flow that measures gaps.
@@ -31,12 +32,15 @@ fn connections() -> usize {
 /// Flows of clients to the machine outside: TCP in both families, and UDP every 10 ms unless only TCP is wanted.
 pub(crate) struct Outgoing {
     flows: Vec<Flow>,
+    /// Each client, with its programs at the start.
+    clients: Vec<(ForeignNetwork, Result<Programs>)>,
 }
 
 impl Outgoing {
     pub(crate) fn start(cluster: &Cluster, pods: &[Pod], targets: &[IpAddr], with_udp: bool) -> Self {
         let outside = outside(cluster);
         let mut flows = Vec::new();
+        let mut clients = Vec::new();
         for pod in pods {
             let place = network(cluster, pod);
             for to in targets.iter().copied() {
@@ -47,8 +51,10 @@ impl Outgoing {
                     flows.push(Flow::udp_every(PACE, &place, &*outside.host, to).unwrap());
                 }
             }
+            let programs = Programs::read(&place);
+            clients.push((place, programs));
         }
-        let outgoing = Self { flows };
+        let outgoing = Self { flows, clients };
         // Flows that are older than a second.
         std::thread::sleep(Duration::from_secs(1));
         outgoing.flow();
@@ -60,8 +66,10 @@ impl Outgoing {
         let mark = Instant::now();
         while !self.flows.iter().all(|flow| flow.flows_since(mark)) {
             assert!(mark.elapsed() < TIMEOUT, "flows have stopped");
-            for flow in &self.flows {
-                assert!(flow.ended().is_none(), "{} ended: {:?}", flow.name(), flow.ended());
+            let ended = self.ended();
+            if !ended.is_empty() {
+                self.tell_programs();
+                panic!("flows have ended: {ended:?}");
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -103,13 +111,33 @@ impl Outgoing {
         let figures: Vec<_> = self.flows.iter().map(|flow| flow.figures_since(mark)).collect();
         let (sent, lost) = figures.iter().fold((0, 0), |sum, it| (sum.0 + it.sent, sum.1 + it.lost));
         let gap = figures.iter().map(|it| it.longest_gap).max().unwrap_or_default();
+        let pause = figures.iter().map(|it| it.longest_pause).max().unwrap_or_default();
         for flow in &self.flows {
             if let [first, .., last] = flow.lost_since(mark)[..] {
                 println!("{}: messages are lost {first:.3?} to {last:.3?} later", flow.name());
             }
         }
-        println!("{what}: {lost} of {sent} messages of {} flows lost; longest gap {gap:.2?}", figures.len());
+        if lost > 0 {
+            self.tell_programs();
+        }
+        println!(
+            "{what}: {lost} of {sent} messages of {} flows lost; longest gap {gap:.2?}, \
+             longest time without sending {pause:.2?}",
+            figures.len()
+        );
         lost
+    }
+
+    /// Says what the programs of each client have counted, so also dropped, since the start.
+    fn tell_programs(&self) {
+        for (place, before) in &self.clients {
+            let told = match (before, Programs::read(place)) {
+                (Ok(before), Ok(now)) => now.since(before),
+                (Err(error), _) => format!("{error:#}"),
+                (_, Err(error)) => format!("{error:#}"),
+            };
+            println!("client {}: {told}", place.name());
+        }
     }
 }
 
