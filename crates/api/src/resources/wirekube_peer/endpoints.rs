@@ -1,4 +1,4 @@
-//! Where a node may be reached: its endpoint and candidates, the NAT it is behind, and where others see it.
+//! Endpoints of a node: the one it has, its candidates, the NAT it is behind, and where others see it.
 
 use std::net::SocketAddr;
 
