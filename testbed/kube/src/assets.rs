@@ -3,10 +3,9 @@
 //! Nothing here makes certificates: the API server signs one for itself, its key also signs
 //! ServiceAccount tokens, and the administrator has a static token.
 
-use std::fs::{self, File};
+use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -16,21 +15,10 @@ use testbed_cache::free_port;
 
 use crate::control_plane::run_kubectl;
 use crate::programs::Programs;
-use crate::{Options, kubebed, kubeconfig};
+use crate::supervised::Supervised;
+use crate::{Options, kubeconfig};
 
 const READY_TIMEOUT: Duration = Duration::from_secs(180);
-const END_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Runs the arguments as a program and kills it when standard input ends, so that nothing outlives the
-/// test program, however that dies.
-const SUPERVISE: &str = r#"exec 3<&0
-"$@" </dev/null 3<&- &
-program=$!
-{ cat <&3 >/dev/null; kill -KILL "$program"; } &
-watcher=$!
-wait "$program"; status=$?
-kill "$watcher" 2>/dev/null
-exit $status"#;
 
 pub(crate) struct Assets {
     // Dropped in this order: an API server whose etcd went first does not end by itself.
@@ -42,45 +30,11 @@ pub(crate) struct Assets {
     admin_token: String,
 }
 
-struct Supervised {
-    shell: Child,
-    /// Pipe whose end kills the program.
-    stdin: Option<ChildStdin>,
-}
-
-impl Supervised {
-    fn start(program: &Command, options: &Options, directory: &Path, name: &str) -> anyhow::Result<Self> {
-        let path = directory.join(format!("{name}.log"));
-        let log = File::options().create(true).append(true).open(&path);
-        let log = log.with_context(|| format!("cannot open {}", path.display()))?;
-        let mut shell = options.command(Path::new("/bin/sh"));
-        shell.args(["-c", SUPERVISE, name]).arg(program.get_program()).args(program.get_args());
-        shell.stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log);
-        let mut shell = shell.spawn().with_context(|| format!("cannot run {name}"))?;
-        let stdin = shell.stdin.take();
-        Ok(Self { shell, stdin })
-    }
-
-    fn check_alive(&mut self, name: &str) -> anyhow::Result<()> {
-        match self.shell.try_wait().with_context(|| format!("cannot supervise {name}"))? {
-            Some(status) => bail!("{name} ended by itself ({status})"),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Drop for Supervised {
-    fn drop(&mut self) {
-        drop(self.stdin.take());
-        kubebed::end(&mut self.shell, END_TIMEOUT);
-    }
-}
-
 impl Assets {
     pub(crate) fn start(programs: &Programs, options: &Options, directory: &Path) -> anyhow::Result<Self> {
         let etcd_url = format!("http://127.0.0.1:{}", free_port()?);
         let port = options.port.map_or_else(free_port, Ok)?;
-        let mut etcd = direct(programs, "etcd");
+        let mut etcd = programs.direct("etcd");
         etcd.arg(format!("--data-dir={}", directory.join("etcd").display()));
         etcd.args(["listen-client-urls", "advertise-client-urls"].map(|flag| format!("--{flag}={etcd_url}")));
         etcd.arg(format!("--listen-peer-urls=http://127.0.0.1:{}", free_port()?));
@@ -107,7 +61,7 @@ impl Assets {
         if self.apiserver.is_some() {
             bail!("the API server is running already");
         }
-        let mut command = direct(programs, "kube-apiserver");
+        let mut command = programs.direct("kube-apiserver");
         command.args(self.apiserver_arguments()).args(&options.apiserver_args);
         let server = Supervised::start(&command, options, &self.directory, "kube-apiserver")?;
         self.apiserver = Some(server);
@@ -162,46 +116,6 @@ impl Assets {
     }
 }
 
-/// The program as the supervising shell will run it: the shell, not the program, goes through the launcher.
-fn direct(programs: &Programs, name: &str) -> Command {
-    programs.command(&Options::default(), name)
-}
-
 fn random_token() -> String {
     format!("{:032x}", rand::random::<u128>())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_supervised_program_dies_with_its_owner() {
-        let directory = tempfile::tempdir().unwrap();
-        let mut sleep = Command::new("sh");
-        sleep.args(["-c", "echo $$ > \"$0\"; exec sleep 1000"]).arg(directory.path().join("pid"));
-        let supervised = Supervised::start(&sleep, &Options::default(), directory.path(), "sleep").unwrap();
-        let pid = loop {
-            match fs::read_to_string(directory.path().join("pid")) {
-                Ok(pid) if pid.ends_with('\n') => break pid.trim().to_owned(),
-                _ => std::thread::sleep(Duration::from_millis(10)),
-            }
-        };
-        assert!(Path::new("/proc").join(&pid).exists());
-        drop(supervised);
-        assert!(!Path::new("/proc").join(&pid).exists());
-    }
-
-    #[test]
-    fn a_program_that_ends_by_itself_is_noticed() {
-        let directory = tempfile::tempdir().unwrap();
-        let program = Command::new("false");
-        let mut supervised =
-            Supervised::start(&program, &Options::default(), directory.path(), "false").unwrap();
-        while supervised.shell.try_wait().unwrap().is_none() {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let error = supervised.check_alive("false").unwrap_err().to_string();
-        assert!(error.contains("false ended by itself"), "{error}");
-    }
 }

@@ -1,10 +1,11 @@
 mod members;
+mod requests;
 
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, bail};
 use tempfile::TempDir;
@@ -12,6 +13,7 @@ use tempfile::TempDir;
 use crate::assets::Assets;
 use crate::kubebed::Kubebed;
 use crate::programs::Programs;
+use crate::proxy::Proxy;
 use crate::{Options, kubeconfig};
 
 pub use members::Member;
@@ -19,6 +21,8 @@ pub use members::Member;
 /// A running control plane; dropping it ends its programs and removes its directory.
 pub struct ControlPlane {
     // Fields are dropped in this order: the programs before the directory they write to.
+    /// `None` until a test makes the first request.
+    proxy: Mutex<Option<Arc<Proxy>>>,
     /// `None` after a restart that failed, and where the members run them.
     servers: Mutex<Option<Servers>>,
     programs: Programs,
@@ -81,8 +85,8 @@ impl ControlPlane {
     ) -> anyhow::Result<Self> {
         let kubeconfig = directory.path().join("admin.kubeconfig");
         let server_url = kubeconfig::read_cluster(&kubeconfig)?.server;
-        let servers = Mutex::new(servers);
-        Ok(Self { servers, programs, options, members, kubeconfig, server_url, directory })
+        let (proxy, servers) = (Mutex::default(), Mutex::new(servers));
+        Ok(Self { proxy, servers, programs, options, members, kubeconfig, server_url, directory })
     }
 
     /// The kubeconfig of a cluster administrator. It is JSON, which readers of YAML take.
@@ -177,24 +181,6 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// A token of an existing ServiceAccount, valid for an hour. With `node`, the name of an existing
-    /// Node, it is bound to that node as a pod's token is, and admission sees the node's name in it.
-    ///
-    /// # Errors
-    /// The ServiceAccount, namespace or Node does not exist.
-    pub fn token(
-        &self,
-        service_account: &str,
-        namespace: &str,
-        node: Option<&str>,
-    ) -> anyhow::Result<String> {
-        let mut args = vec!["create", "token", service_account, "--namespace", namespace];
-        if let Some(node) = node {
-            args.extend(["--bound-object-kind", "Node", "--bound-object-name", node]);
-        }
-        Ok(self.kubectl(&args)?.trim().to_owned())
-    }
-
     /// Writes a kubeconfig (mode 0600) to `out` for a token from [`Self::token`]. `server_url_override`
     /// is for clients that reach the server by another address; it must be one of the certificate's.
     ///
@@ -270,8 +256,10 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
 /// The ends of all logs in `directory`, which is deleted before the error is read.
 fn logs(directory: &Path) -> String {
     const LINES: usize = 15;
+    const PROGRAMS: [&str; 6] =
+        ["kubebed", "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl-proxy"];
     let mut report = "the control plane failed".to_owned();
-    for name in ["kubebed", "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
+    for name in PROGRAMS {
         let Ok(log) = std::fs::read(directory.join(format!("{name}.log"))) else { continue };
         let log = String::from_utf8_lossy(&log);
         let lines: Vec<&str> = log.lines().collect();

@@ -31,7 +31,9 @@ mod kubeconfig;
 mod multus;
 mod options;
 mod programs;
+mod proxy;
 mod published;
+mod supervised;
 
 pub use build::binary;
 pub use control_plane::{ControlPlane, Member};

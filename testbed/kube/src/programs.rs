@@ -36,6 +36,12 @@ impl Programs {
             Self::Assets(directory) => options.command(&directory.join(name)),
         }
     }
+
+    /// The command as the shell of a [`Supervised`](crate::supervised::Supervised) will run it: the shell, not the program, goes through the
+    /// launcher.
+    pub(crate) fn direct(&self, name: &str) -> Command {
+        self.command(&Options::default(), name)
+    }
 }
 
 /// Whether etcd, kube-apiserver and kubectl are enough for these options: such assets have nothing else, and the API server then makes its

@@ -48,6 +48,26 @@ fn errors_of_the_api_server_reach_the_caller() {
 }
 
 #[test]
+fn requests_without_a_kubectl_of_their_own_do_what_kubectl_does() {
+    let plane = start();
+    let path = "/api/v1/namespaces/default/configmaps/note";
+    let error = format!("{:#}", plane.get(path).unwrap_err());
+    assert!(error.contains("configmaps \"note\" not found"), "{error}");
+    plane.apply_at(path, CONFIG_MAP).unwrap();
+    assert_eq!(note(&plane).unwrap(), "before");
+    let error = format!("{:#}", plane.apply_at(path, &CONFIG_MAP.replace("data:", "daten:")).unwrap_err());
+    assert!(error.contains("daten"), "{error}");
+    plane.merge(path, &serde_json::json!({ "data": { "text": "after" } })).unwrap();
+    assert_eq!(note(&plane).unwrap(), "after");
+    let printed = plane.kubectl(&["get", "configmap", "note", "-o", "json"]).unwrap();
+    assert_eq!(plane.get(path).unwrap(), serde_json::from_str::<serde_json::Value>(&printed).unwrap());
+    plane.stop_apiserver().unwrap();
+    assert!(plane.get(path).is_err());
+    plane.start_apiserver().unwrap();
+    assert_eq!(plane.get(path).unwrap()["data"]["text"], "after");
+}
+
+#[test]
 fn state_survives_a_crash_of_the_api_server() {
     let plane = start();
     plane.apply(CONFIG_MAP).unwrap();
