@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::World;
 use crate::cni::Pod;
+use crate::objects;
 use crate::probe::{self, Pair};
 use crate::topology::Topology;
 
@@ -41,7 +42,8 @@ pub struct Report {
 /// Something could not be done at all; pairs that do not work are in the report.
 pub fn run(world: &mut World, topology: &Topology) -> anyhow::Result<Report> {
     let start = Instant::now();
-    world.apply_mesh_and_pool()?;
+    // The one thing a user does.
+    world.plane.apply(objects::MESH_AND_POOL)?;
     world.start_pods()?;
     let (mut pairs, done) = probe::all_pairs(&world.pods, start + TIMEOUT, |_, _| String::new())?;
     let status: BTreeMap<String, Value> = world

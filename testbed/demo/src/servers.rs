@@ -2,11 +2,13 @@
 
 use std::process::Command;
 
+use anyhow::Context;
 use serde_json::{Value, json};
 use testbed_lab::relay::Relay;
 use testbed_lab::{Host, Process};
 
 use crate::World;
+use crate::objects::{self, MESHES};
 
 /// Starts a STUN server: coturn.
 ///
@@ -49,7 +51,7 @@ pub fn apply_mesh(world: &World, spec: &Value) -> anyhow::Result<()> {
     let metadata = json!({ "name": "default" });
     let (kind, version) = ("WireKubeMesh", "wirekube.io/v1alpha1");
     let mesh = json!({ "apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec });
-    world.plane.apply(&mesh.to_string()).map(drop)
+    world.plane.apply_at(&format!("{MESHES}/default"), &mesh.to_string()).map(drop)
 }
 
 /// Applies the Secret with the token of the relay.
@@ -57,5 +59,8 @@ pub fn apply_mesh(world: &World, spec: &Value) -> anyhow::Result<()> {
 /// # Errors
 /// The API server refuses.
 pub fn apply_token(world: &World, token: &str) -> anyhow::Result<()> {
-    world.plane.apply(&Relay::secret(token).to_string()).map(drop)
+    let secret = Relay::secret(token);
+    let name = secret.pointer("/metadata/name").and_then(Value::as_str).context("a Secret without a name")?;
+    let path = format!("{}/secrets/{name}", objects::namespace_path("kube-system"));
+    world.plane.apply_at(&path, &secret.to_string()).map(drop)
 }

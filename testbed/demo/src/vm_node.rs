@@ -203,7 +203,8 @@ impl VmNode {
     ) -> anyhow::Result<Vec<IpAddr>> {
         let object = objects::pod(name, &self.node.name);
         let there = format!("namespace: {namespace}");
-        world.plane.apply(&object.replace(&format!("namespace: {}", objects::NAMESPACE), &there))?;
+        let object = object.replace(&format!("namespace: {}", objects::NAMESPACE), &there);
+        world.plane.apply_at(&objects::pod_path(namespace, name), &object)?;
         let arguments = format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};K8S_POD_INFRA_CONTAINER_ID={name}"
         );

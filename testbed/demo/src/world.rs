@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use nix::sys::signal::Signal;
+use serde_json::Value;
 use tempfile::TempDir;
 use testbed_kube::{ControlPlane, Options};
 pub use testbed_lab::eventually;
@@ -15,7 +16,7 @@ use testbed_lab::{Host, HostOptions, Lab, NatSite, Process, Progress, SiteOption
 
 use crate::cni::{self, Pod};
 use crate::node::{self, Node, executable};
-use crate::objects;
+use crate::objects::{self, EVENTS, MESHES, NAMESPACE, NODES, PEERS, POOLS};
 use crate::topology::{SitePlan, Topology};
 
 /// Longest time until programs are up on a busy machine.
@@ -105,20 +106,56 @@ impl World {
         self.nodes.iter_mut().find(|node| node.name == name).with_context(|| format!("no node {name}"))
     }
 
-    /// The one thing a user does: `kubectl apply` of a mesh and a pool.
+    /// Applies the mesh and the pool of `deploy/examples`.
     ///
     /// # Errors
     /// The API server refuses.
     pub fn apply_mesh_and_pool(&self) -> anyhow::Result<()> {
-        self.plane.apply(objects::MESH_AND_POOL).map(drop)
+        self.plane.apply_at(&format!("{MESHES}/default"), objects::MESH)?;
+        self.apply_pool()
     }
 
-    /// `kubectl apply` of a pool alone, for clusters without a mesh.
+    /// Applies the pool alone, for clusters without a mesh.
     ///
     /// # Errors
     /// The API server refuses.
     pub fn apply_pool(&self) -> anyhow::Result<()> {
-        self.plane.apply(objects::POOL).map(drop)
+        self.plane.apply_at(&format!("{POOLS}/default"), objects::POOL).map(drop)
+    }
+
+    /// WireKubePeer that a node publishes of itself.
+    ///
+    /// # Errors
+    /// There is none, or the API server does not answer.
+    pub fn published(&self, node: &str) -> anyhow::Result<Value> {
+        self.plane.get(&format!("{PEERS}/{node}"))
+    }
+
+    /// The mesh, with its status.
+    ///
+    /// # Errors
+    /// There is none, or the API server does not answer.
+    pub fn mesh(&self) -> anyhow::Result<Value> {
+        self.plane.get(&format!("{MESHES}/default"))
+    }
+
+    /// Events of all namespaces that a field selector selects, such as `regarding.name=NODE,reason=REASON`; an empty one selects all.
+    ///
+    /// # Errors
+    /// The API server does not answer, or does not know a field.
+    pub fn events(&self, selector: &str) -> anyhow::Result<Vec<Value>> {
+        let list = self.plane.get(&format!("{EVENTS}?fieldSelector={selector}"))?;
+        Ok(list.get("items").and_then(Value::as_array).context("no Events")?.clone())
+    }
+
+    /// Notes of those Events, one on a line.
+    ///
+    /// # Errors
+    /// As for [`Self::events`].
+    pub fn notes(&self, selector: &str) -> anyhow::Result<String> {
+        let events = self.events(selector)?;
+        let notes: Vec<&str> = events.iter().filter_map(|event| event.get("note")?.as_str()).collect();
+        Ok(notes.join("\n"))
     }
 
     /// Makes one pod on every node, concurrently, through the CNI plugin.
@@ -128,8 +165,7 @@ impl World {
     pub fn start_pods(&mut self) -> anyhow::Result<()> {
         let names: Vec<(String, String)> =
             self.nodes.iter().map(|node| (format!("pod-{}", node.name), node.name.clone())).collect();
-        let yaml: Vec<String> = names.iter().map(|(pod, node)| objects::pod(pod, node)).collect();
-        self.plane.apply(&yaml.join("---\n"))?;
+        names.iter().try_for_each(|(pod, node)| self.make_pod(pod, node).map(drop))?;
         let started: Vec<anyhow::Result<Pod>> = std::thread::scope(|scope| {
             let (lab, nodes) = (&self.lab, &self.nodes);
             let running: Vec<_> = nodes
@@ -153,11 +189,19 @@ impl World {
     /// # Errors
     /// It did not start.
     pub fn start_pod(&mut self, name: &str, node: &str) -> anyhow::Result<&Pod> {
-        self.plane.apply(&objects::pod(name, node))?;
+        self.make_pod(name, node)?;
         let at = self.nodes.iter().find(|at| at.name == node).with_context(|| format!("no node {node}"))?;
         let pod = start_pod(&self.lab, at, name)?;
         self.pods.push(pod);
         self.pods.last().context("just pushed")
+    }
+
+    /// Makes the object of a pod, as its owner and the scheduler do; nothing starts it yet.
+    ///
+    /// # Errors
+    /// The API server refuses.
+    pub fn make_pod(&self, name: &str, node: &str) -> anyhow::Result<Value> {
+        self.plane.apply_at(&objects::pod_path(NAMESPACE, name), &objects::pod(name, node))
     }
 
     /// Starts the controller.
@@ -217,42 +261,23 @@ impl World {
         let deploy = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
         ensure!(deploy.is_dir(), "{} is missing", deploy.display());
         self.plane.kubectl(&["apply", "--server-side", "-k", &deploy.to_string_lossy()])?;
-        let names: Vec<String> = self.nodes.iter().map(|node| node.name.clone()).collect();
-        self.plane.apply(&objects::cluster(&names))?;
         self.plane.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"])?;
+        self.plane.apply_at(&objects::namespace_path(NAMESPACE), &objects::namespace())?;
         let controller = self.plane.token(CONTROLLER_ACCOUNT, "kube-system", None)?;
         let path = self.directory.path().join("controller.kubeconfig");
         self.plane.kubeconfig_for_token(&controller, &path, None)?;
-        std::thread::scope(|scope| {
-            let working: Vec<_> =
-                self.nodes.iter().map(|node| scope.spawn(move || self.register(node))).collect();
-            working
-                .into_iter()
-                .try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("panicked"))))
-        })
+        self.nodes.iter().try_for_each(|node| self.join(node))
     }
 
-    /// Makes the Node object and the kubeconfig of a machine that was not in the topology.
+    /// Stands in for the kubelet of a machine: makes its Node with its addresses, and the kubeconfig of its node program, with a token that is
+    /// bound to it.
     ///
     /// # Errors
     /// The API server refuses.
     pub fn join(&self, node: &Node) -> anyhow::Result<()> {
-        self.plane.apply(&objects::cluster(std::slice::from_ref(&node.name)))?;
-        self.register(node)
-    }
-
-    /// Stands in for the kubelet of a node: sets its addresses, and makes a token that is bound to it.
-    fn register(&self, node: &Node) -> anyhow::Result<()> {
-        let status = objects::node_status(&node.addresses());
-        self.plane.kubectl(&[
-            "patch",
-            "node",
-            &node.name,
-            "--subresource=status",
-            "--type=merge",
-            "-p",
-            &status,
-        ])?;
+        let path = format!("{NODES}/{}", node.name);
+        self.plane.apply_at(&path, &objects::node(&node.name))?;
+        self.plane.merge(&format!("{path}/status"), &objects::node_status(&node.addresses()))?;
         let token = self.plane.token(NODE_ACCOUNT, "kube-system", Some(&node.name))?;
         self.plane.kubeconfig_for_token(&token, &node.kubeconfig(), None)?;
         Ok(())

@@ -10,7 +10,8 @@ use std::process::{Output, Stdio};
 use anyhow::{Context, Result, ensure};
 use fairlead_demo::cni::{Container, Pod};
 use fairlead_demo::node::{Node, executable};
-use fairlead_demo::{World, objects, topology};
+use fairlead_demo::objects::{self, POOLS, REQUESTS};
+use fairlead_demo::{World, topology};
 use serde_json::{Value, json};
 
 use crate::outage::{TIMEOUT, container, node, used};
@@ -103,17 +104,8 @@ fn namespace(world: &World, name: &str) {
 
 fn events(world: &World, namespace: &str, name: &str, reason: &str) -> Result<Vec<Value>> {
     let selector = format!("involvedObject.name={name},reason={reason}");
-    let text = world.plane.kubectl(&[
-        "get",
-        "events",
-        "-n",
-        namespace,
-        "--field-selector",
-        &selector,
-        "-o",
-        "json",
-    ])?;
-    let list: Value = serde_json::from_str(&text)?;
+    let path = objects::namespace_path(namespace);
+    let list = world.plane.get(&format!("{path}/events?fieldSelector={selector}"))?;
     Ok(list["items"].as_array().context("no items")?.clone())
 }
 
@@ -201,13 +193,7 @@ fn a_terminating_pool_is_told_at_the_pod(world: &mut World) {
     // What keeps it until its last block is gone.
     world
         .wait_for(TIMEOUT, |world| {
-            let held = world.plane.kubectl(&[
-                "get",
-                "addresspool",
-                "leaving",
-                "-o",
-                "jsonpath={.metadata.finalizers}",
-            ])?;
+            let held = world.plane.get(&format!("{POOLS}/leaving"))?["metadata"]["finalizers"].to_string();
             ensure!(held.contains("coil.cybozu.com"), "no finalizer yet: {held}");
             Ok(())
         })
@@ -249,22 +235,21 @@ fn a_pod_start_asks_the_api_server_nothing(world: &mut World) {
         Ok(())
     };
     world.wait_for(TIMEOUT, added).unwrap();
-    world.plane.apply(&objects::pod("known", NODE)).unwrap();
+    let pod = world.make_pod("known", NODE).unwrap();
+    let uid = pod["metadata"]["uid"].as_str().unwrap();
     let known = container(world, "known", objects::NAMESPACE);
-    let pod = ["get", "pod", "known", "--namespace", objects::NAMESPACE, "--output=jsonpath={.metadata.uid}"];
-    let uid = world.plane.kubectl(&pod).unwrap();
     let add_and_delete = || {
         for operation in ["ADD", "DEL"] {
-            let output = call_with_uid(at, operation, &known, &configuration(at), &uid);
+            let output = call_with_uid(at, operation, &known, &configuration(at), uid);
             assert!(output.status.success(), "{output:?}");
         }
     };
     // The request for the first block is deleted after the pod has its address, and a pod whose Pod the cache does not show
     // yet is read from the API server.
     let before = world.wait_for(TIMEOUT, |world| {
-        let granted = "--output=jsonpath={.items[?(@.status.addressBlockName)].metadata.name}";
-        let left = world.plane.kubectl(&["get", "blockrequests", granted])?;
-        ensure!(left.is_empty(), "{left}");
+        let requests = world.plane.get(REQUESTS)?;
+        let mut left = requests["items"].as_array().context("no list")?.iter();
+        ensure!(!left.any(|request| request["status"]["addressBlockName"].is_string()), "{requests}");
         let before = asked(at);
         add_and_delete();
         ensure!(asked(at) == before, "{before:#?}");

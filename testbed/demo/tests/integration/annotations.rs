@@ -66,8 +66,7 @@ fn annotate<const N: usize>(annotations: [String; N], world: &World) {
 /// In `fairlead status` of the node and in its WireKubePeer.
 fn are_named(world: &World, round: usize) -> Result<()> {
     let listed = node(world, NODE).status()?["problems"].clone();
-    let peer = world.plane.kubectl(&["get", "wirekubepeer", NODE, "-o", "json"])?;
-    let published = serde_json::from_str::<Value>(&peer)?["status"]["problems"].clone();
+    let published = world.published(NODE)?["status"]["problems"].clone();
     for (place, problems) in [("status", listed), ("WireKubePeer", published)] {
         let problems = problems.as_array().with_context(|| format!("{place} has no problems"))?;
         let problems: Vec<&str> = problems.iter().filter_map(Value::as_str).collect();
@@ -83,10 +82,7 @@ fn are_named(world: &World, round: usize) -> Result<()> {
 
 /// Number of times that each reason was published of this Node; an error if one was not.
 fn events(world: &World) -> Result<BTreeMap<&'static str, u64>> {
-    let selector = format!("regarding.name={NODE}");
-    let words = ["get", "events.v1.events.k8s.io", "-A", "--field-selector", &selector, "-o", "json"];
-    let listed: Value = serde_json::from_str(&world.plane.kubectl(&words)?)?;
-    let listed = listed["items"].as_array().context("no Events")?;
+    let listed = world.events(&format!("regarding.name={NODE}"))?;
     let count = |reason: &str| {
         let of_reason = listed.iter().filter(|event| event["reason"] == reason);
         of_reason.map(|event| event["series"]["count"].as_u64().unwrap_or(1)).sum::<u64>()

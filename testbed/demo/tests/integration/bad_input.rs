@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use fairlead_demo::cni::{Container, Plugin, Pod};
 use fairlead_demo::node::{Node, executable};
+use fairlead_demo::objects::POOLS;
 use fairlead_demo::{World, probe};
 use serde_json::{Value, json};
 
@@ -133,8 +134,7 @@ fn ready(world: &World, pool: &str) -> Result<Value> {
 }
 
 fn condition(world: &World, pool: &str, wanted: &str) -> Result<Value> {
-    let text = world.plane.kubectl(&["get", "addresspool", pool, "-o", "json"])?;
-    let object: Value = serde_json::from_str(&text)?;
+    let object = world.plane.get(&format!("{POOLS}/{pool}"))?;
     let conditions = object["status"]["conditions"].as_array().context("no conditions")?;
     conditions.iter().find(|condition| condition["type"] == wanted).cloned().context("no such condition")
 }

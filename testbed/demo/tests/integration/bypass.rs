@@ -124,11 +124,10 @@ fn a_kubespan_on_the_host_is_left_alone(world: &World) {
     let is_refused = || {
         let status = node(world, "rack-3").status()?.to_string();
         ensure!(status.contains("the device kubespan shows that KubeSpan runs here"), "{status}");
-        let condition = ["get", "wkpeer", "rack-3", "-o", "jsonpath={.status.conditions[*].reason}"];
-        let reason = world.plane.kubectl(&condition)?;
-        ensure!(reason.contains("NumbersTaken"), "{reason}");
-        let events = world.plane.kubectl(&["get", "events", "-A", "-o", "jsonpath={.items[*].reason}"])?;
-        ensure!(events.contains("NumbersTaken"), "{events}");
+        let conditions = world.published("rack-3")?["status"]["conditions"].take();
+        let mut conditions = conditions.as_array().context("no conditions")?.iter();
+        ensure!(conditions.any(|condition| condition["reason"] == "NumbersTaken"), "not in the WireKubePeer");
+        ensure!(!world.events("reason=NumbersTaken")?.is_empty(), "no Event");
         Ok(())
     };
     eventually(TIMEOUT, is_refused).unwrap();

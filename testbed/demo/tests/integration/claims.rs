@@ -41,8 +41,7 @@ fn patch(world: &World, object: &[&str], patch: &Value) {
 
 /// The controller has copied what the Node says.
 fn copied(world: &World) -> Result<()> {
-    let peer = world.plane.kubectl(&["get", "wkpeer", "thief", "-o", "json"])?;
-    let peer: Value = serde_json::from_str(&peer)?;
+    let peer = world.published("thief")?;
     ensure!(peer["status"]["node"]["internalIPs"] == json!([OWN]), "{peer}");
     Ok(())
 }

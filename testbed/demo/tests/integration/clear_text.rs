@@ -122,17 +122,8 @@ fn nothing_is_in_clear_text_while_two_parts_of_a_node_are_gone_at_once() {
         }
     } // A rule before all of them leads packets out: the guard drops them, and users hear of it.
     host.shell("ip rule add pref 50 lookup main").unwrap();
-    let events = [
-        "get",
-        "events",
-        "-A",
-        "--field-selector",
-        "reason=ForeignRoutingRule",
-        "-o",
-        "jsonpath={.items[*].message}",
-    ];
     let named = || {
-        let message = world.plane.kubectl(&events)?;
+        let message = world.notes("reason=ForeignRoutingRule")?;
         ensure!(message.contains("50"), "{message:?}");
         Ok(message)
     };

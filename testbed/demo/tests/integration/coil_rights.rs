@@ -6,6 +6,7 @@ use std::net::TcpStream;
 
 use crate::outage::TIMEOUT;
 use anyhow::{Context, Result, ensure};
+use fairlead_demo::objects::{MESHES, POOLS};
 use fairlead_demo::{World, topology};
 use serde_json::Value;
 use testbed_lab::Progress;
@@ -177,10 +178,9 @@ fn with_coils_rights_pods_start_and_what_is_refused_is_named() {
     world.wait_for(TIMEOUT, joined).unwrap();
 }
 
-fn conditions(world: &World, object: &str) -> Result<usize> {
-    let status =
-        world.plane.kubectl(&["get", object, "default", "-o", "jsonpath={.status.conditions[*].type}"])?;
-    Ok(status.split_whitespace().count())
+fn conditions(world: &World, objects: &str) -> Result<usize> {
+    let object = world.plane.get(&format!("{objects}/default"))?;
+    Ok(object["status"]["conditions"].as_array().map_or(0, Vec::len))
 }
 
 /// It leads and grants blocks, and its log names what it may not read. When the rights come, the rest works without a
@@ -208,15 +208,12 @@ fn with_the_rights_of_coils_controller_blocks_are_granted_and_what_is_refused_is
         Ok(())
     };
     world.wait_for(TIMEOUT, named).unwrap();
-    assert_eq!(
-        (conditions(&world, "addresspool").unwrap(), conditions(&world, "wirekubemesh").unwrap()),
-        (0, 0)
-    );
+    assert_eq!((conditions(&world, POOLS).unwrap(), conditions(&world, MESHES).unwrap()), (0, 0));
 
     world.plane.apply(MISSING_OF_CONTROLLER).unwrap();
     let complete = |world: &World| {
-        for object in ["addresspool", "wirekubemesh"] {
-            ensure!(conditions(world, object)? > 0, "{object} has no conditions");
+        for objects in [POOLS, MESHES] {
+            ensure!(conditions(world, objects)? > 0, "{objects}/default has no conditions");
         }
         Ok(())
     };

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use fairlead_demo::node::executable;
+use fairlead_demo::objects::{BLOCKS, POOLS, REQUESTS};
 use fairlead_demo::{World, topology};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -15,15 +16,11 @@ use testbed_lab::Progress;
 use crate::outage::{TIMEOUT, container, node};
 
 const FINALIZER: &str = "coil.cybozu.com";
+const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/coil-ipam-leader";
 
 fn pool(name: &str, spec: &Value) -> String {
     json!({ "apiVersion": "coil.cybozu.com/v2", "kind": "AddressPool", "metadata": { "name": name }, "spec": spec })
         .to_string()
-}
-
-fn object(world: &World, arguments: &[&str]) -> Result<Value> {
-    let arguments = [&["get", "-o", "json"], arguments].concat();
-    Ok(serde_json::from_str(&world.plane.kubectl(&arguments)?)?)
 }
 
 fn create_dry(world: &World, yaml: &str) -> Result<Value> {
@@ -40,7 +37,7 @@ fn refused(result: Result<impl std::fmt::Debug>, words: &str) {
 
 /// A condition of a pool, when it has this status.
 fn condition(world: &World, pool: &str, wanted: &str, status: &str) -> Result<Value> {
-    let object = object(world, &["addresspool", pool])?;
+    let object = world.plane.get(&format!("{POOLS}/{pool}"))?;
     let conditions = object["status"]["conditions"].as_array().context("no conditions")?;
     let found =
         conditions.iter().find(|condition| condition["type"] == wanted).context("no such condition")?;
@@ -50,7 +47,7 @@ fn condition(world: &World, pool: &str, wanted: &str, status: &str) -> Result<Va
 }
 
 fn blocks_of(world: &World, pool: &str) -> Result<Vec<Value>> {
-    let list = object(world, &["addressblocks", &format!("--selector=coil.cybozu.com/pool={pool}")])?;
+    let list = world.plane.get(&format!("{BLOCKS}?labelSelector=coil.cybozu.com/pool={pool}"))?;
     Ok(list["items"].as_array().context("no list")?.clone())
 }
 
@@ -83,8 +80,8 @@ fn pools_are_judged_emptied_and_told_when_dry() {
 }
 
 fn what_has_no_effect_has_a_condition(world: &World) {
-    let condition = |arguments: &[&str], wanted: &str| -> Result<(String, String)> {
-        let object = object(world, arguments)?;
+    let condition = |wanted: &str| -> Result<(String, String)> {
+        let object = world.mesh()?;
         let conditions = object["status"]["conditions"].as_array().context("no conditions")?;
         let found =
             conditions.iter().find(|condition| condition["type"] == wanted).context("no such condition")?;
@@ -98,7 +95,7 @@ fn what_has_no_effect_has_a_condition(world: &World) {
     };
     let ignored = |status: &str| {
         world.wait_for(TIMEOUT, |_| {
-            let (found, message) = condition(&["wkmesh", "default"], "FieldsIgnored")?;
+            let (found, message) = condition("FieldsIgnored")?;
             ensure!(found == status, "{found}");
             Ok(message)
         })
@@ -151,7 +148,7 @@ fn pools_are_completed_and_judged(world: &World) {
     world.plane.apply(&pool("apart", &apart)).unwrap();
     world
         .wait_for(TIMEOUT, |world| {
-            let finalizers = object(world, &["addresspool", "apart"])?["metadata"]["finalizers"].take();
+            let finalizers = world.plane.get(&format!("{POOLS}/apart"))?["metadata"]["finalizers"].take();
             ensure!(finalizers == json!([FINALIZER]), "{finalizers}");
             Ok(())
         })
@@ -194,7 +191,7 @@ fn a_disabled_pool_is_emptied(world: &mut World) {
         .wait_for(TIMEOUT, |world| {
             let left = blocks_of(world, "default")?;
             ensure!(left.is_empty(), "{left:?}");
-            let status = object(world, &["addresspool", "default"])?["status"].take();
+            let status = world.plane.get(&format!("{POOLS}/default"))?["status"].take();
             ensure!(status["blocks"] == 0 && status["nodeCount"] == 0 && status["used"] == 0, "{status}");
             Ok(())
         })
@@ -204,7 +201,7 @@ fn a_disabled_pool_is_emptied(world: &mut World) {
     world.wait_for(TIMEOUT, |_| plugin.add(&late)).unwrap();
     let status = world.wait_for(TIMEOUT, |world| {
         condition(world, "default", "Disabled", "False")?;
-        let status = object(world, &["addresspool", "default"])?["status"].take();
+        let status = world.plane.get(&format!("{POOLS}/default"))?["status"].take();
         ensure!(status["blocks"] != 0, "{status}");
         Ok(status)
     });
@@ -219,9 +216,7 @@ fn a_dry_pool_has_an_event(world: &World) {
     world.wait_for(TIMEOUT, |world| condition(world, "puddle", "Exhausted", "True")).unwrap();
     assert_eq!(condition(world, "puddle", "Ready", "False").unwrap()["reason"], "Exhausted");
     let event = world.wait_for(TIMEOUT, |world| {
-        let events = object(world, &["events.events.k8s.io", "--all-namespaces"])?;
-        let events = events["items"].as_array().context("no list")?.clone();
-        events.into_iter().find(|event| event["regarding"]["name"] == "puddle").context("no event")
+        world.events("regarding.name=puddle")?.into_iter().next().context("no event")
     });
     let event = event.unwrap();
     assert_eq!((event["reason"].as_str(), event["type"].as_str()), (Some("OutOfBlocks"), Some("Warning")));
@@ -229,7 +224,7 @@ fn a_dry_pool_has_an_event(world: &World) {
     world.plane.apply(&request("thirsts", "puddle")).unwrap();
     world
         .wait_for(TIMEOUT, |world| {
-            let status = object(world, &["blockrequest", "thirsts"])?["status"].take();
+            let status = world.plane.get(&format!("{REQUESTS}/thirsts"))?["status"].take();
             let failed = status["conditions"].as_array().context("pending")?.last().cloned().unwrap();
             ensure!(failed["type"] == "Failed" && failed["reason"] == "out of blocks", "{failed}");
             Ok(())
@@ -315,7 +310,7 @@ fn another_replica_takes_over_from_a_leader_that_was_killed() {
     let many = json!({ "blockSizeBits": 2, "subnets": [{ "ipv4": "10.90.0.0/20" }] });
     world.wait_for(TIMEOUT, |world| world.plane.apply(&pool("many", &many))).unwrap();
     let leader = |world: &World| -> Result<String> {
-        let lease = object(world, &["lease", "coil-ipam-leader", "--namespace=kube-system"])?;
+        let lease = world.plane.get(LEASE)?;
         Ok(lease["spec"]["holderIdentity"].as_str().context("no holder")?.to_owned())
     };
     let first = world.wait_for(TIMEOUT, |world| {
@@ -329,7 +324,7 @@ fn another_replica_takes_over_from_a_leader_that_was_killed() {
         world.plane.apply(&requests.join("\n---\n")).unwrap();
     };
     let answered = |world: &World, wanted: RangeFrom<usize>| -> Result<Vec<Value>> {
-        let requests = object(world, &["blockrequests"])?["items"].take();
+        let requests = world.plane.get(REQUESTS)?["items"].take();
         let requests: Vec<Value> = requests.as_array().context("no list")?.clone();
         let done = requests.iter().filter(|request| request["spec"]["poolName"] == "many");
         let done: Vec<Value> =

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use fairlead_demo::cni::Pod;
+use fairlead_demo::objects::PEERS;
 use fairlead_demo::world::eventually;
 use fairlead_demo::{World, probe, report, topology};
 use nix::sys::signal::{Signal, kill};
@@ -81,7 +82,7 @@ fn rough_edges_carry_large_packets_both_ways() {
     let problems = report["problems"].as_object().unwrap();
     assert!(problems.values().all(|problems| problems == &serde_json::json!([])), "{problems:?}");
 
-    let peers = |world: &World| items(&world.plane.kubectl(&["get", "wirekubepeers", "-o", "json"])?);
+    let peers = |world: &World| items(world.plane.get(PEERS)?);
     let natted = ["cafe-1", "cafe-2", "farm-1", "farm-2"];
     world.wait_for(TIMEOUT, |world| published(&peers(world)?, &["cloud-1", "cloud-2"], &natted)).unwrap();
 
@@ -192,8 +193,7 @@ fn names_the_duplicate(problems: &Value) -> bool {
         == 1
 }
 
-fn items(json: &str) -> Result<Vec<Value>> {
-    let list: Value = serde_json::from_str(json)?;
+fn items(list: Value) -> Result<Vec<Value>> {
     Ok(list["items"].as_array().context("no items")?.clone())
 }
 
@@ -281,7 +281,7 @@ impl Demo {
     }
 
     fn peers(&self) -> Result<Vec<Value>> {
-        items(&self.kubectl(&["get", "wirekubepeers", "-o", "json"])?)
+        items(serde_json::from_str(&self.kubectl(&["get", "wirekubepeers", "-o", "json"])?)?)
     }
 
     /// Ctrl-C; the exit code.

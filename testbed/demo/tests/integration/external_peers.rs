@@ -364,7 +364,7 @@ fn what_is_beside_nodes_and_their_pods_of_other_plugins_is_printed(world: &World
         fairlead(world, &["peer", "add", name, "--address", address, "--entry-node", "cloud-1"]).unwrap()
     };
     let is_copied = || {
-        let peer = world.plane.kubectl(&["get", "wkpeer", BEHIND_GATEWAYS, "-o", "json"])?;
+        let peer = world.published(BEHIND_GATEWAYS)?.to_string();
         let is_there = [beside, pods[0], pods[1]].iter().all(|prefix| peer.contains(prefix));
         ensure!(is_there, "{peer}");
         Ok(())

@@ -118,7 +118,7 @@ fn without_the_api_server(world: &mut World, flows: &[Flow]) {
     ];
     // Pods that were bound before the outage: the node programs have seen them.
     for node in ["home-1", "cloud-2"] {
-        world.plane.apply(&objects::pod(&comes_and_goes(node), node)).unwrap();
+        world.make_pod(&comes_and_goes(node), node).unwrap();
     }
     let ran_here = with_uid(world, "ran-here", "home-1");
     let first_address = node(world, "home-1").plugin().unwrap().add(&ran_here).unwrap();
@@ -135,10 +135,9 @@ fn without_the_api_server(world: &mut World, flows: &[Flow]) {
 
 /// A pod as a runtime that passes its UID names it.
 fn with_uid(world: &World, name: &str, node: &str) -> Container {
-    world.plane.apply(&objects::pod(name, node)).unwrap();
-    let uid = ["get", "pod", "-n", objects::NAMESPACE, name, "-o", "jsonpath={.metadata.uid}"];
-    let uid = world.plane.kubectl(&uid).unwrap().trim().to_owned();
-    Container { uid: Some(uid), ..container(world, name, objects::NAMESPACE) }
+    let pod = world.make_pod(name, node).unwrap();
+    let uid = pod["metadata"]["uid"].as_str().map(str::to_owned);
+    Container { uid, ..container(world, name, objects::NAMESPACE) }
 }
 
 /// A new sandbox of a pod that ran here, as after its sandbox has died: from what an earlier program left.

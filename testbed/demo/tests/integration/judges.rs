@@ -13,6 +13,7 @@ use anyhow::{Result, ensure};
 use fairlead_demo::World;
 use fairlead_demo::cni::Pod;
 use fairlead_demo::node::Node;
+use fairlead_demo::objects::{PEERS, POOLS};
 use ipnet::IpNet;
 use serde_json::Value;
 
@@ -60,13 +61,11 @@ fn independent_programs_see_what_was_promised() {
 fn all_nodes_are_up(world: &World) {
     world
         .wait_for(TIMEOUT, |world| {
-            let peers = world.plane.kubectl(&["get", "wirekubepeers", "-o", "json"])?;
-            for peer in serde_json::from_str::<Value>(&peers)?["items"].as_array().into_iter().flatten() {
+            for peer in world.plane.get(PEERS)?["items"].as_array().into_iter().flatten() {
                 let status = &peer["status"];
                 ensure!(status["connected"] == true && status["natType"].is_string(), "{status:#}");
             }
-            let pools = world.plane.kubectl(&["get", "addresspool", "default", "-o", "json"])?;
-            let pool: Value = serde_json::from_str(&pools)?;
+            let pool = world.plane.get(&format!("{POOLS}/default"))?;
             ensure!(pool["status"]["blocks"] == 6, "{pool:#}");
             for node in &world.nodes {
                 let status = node.status()?;

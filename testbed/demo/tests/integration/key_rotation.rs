@@ -27,8 +27,7 @@ fn rotate(node: &Node, arguments: &[&str]) -> Result<String> {
 }
 
 fn spec(world: &World, name: &str) -> Result<Value> {
-    let text = world.plane.kubectl(&["get", "wirekubepeer", name, "-o", "json"])?;
-    Ok(serde_json::from_str::<Value>(&text)?["spec"].clone())
+    Ok(world.published(name)?["spec"].clone())
 }
 
 fn own_key(node: &Node) -> Result<String> {

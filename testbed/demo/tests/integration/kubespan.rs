@@ -138,16 +138,15 @@ fn a_host_without_a_default_route_is_led_to_members_only(world: &World) {
 
 fn a_node_that_comes_back_has_its_address(world: &World) {
     let before = mesh_addresses(world, "office-1").unwrap();
-    let uid = || world.plane.kubectl(&["get", "wkpeer", "office-1", "-o", "jsonpath={.metadata.uid}"]);
-    let old = uid().unwrap();
+    let old = world.published("office-1").unwrap();
     world.plane.kubectl(&["delete", "wkpeer", "office-1"]).unwrap();
     let is_back = || {
-        ensure!(uid()? != old, "not made again");
-        let ips = ["get", "wkpeer", "office-1", "-o", "jsonpath={.status.node.meshIPs}"];
-        let given: Vec<IpAddr> = serde_json::from_str(&world.plane.kubectl(&ips)?)?;
+        let mut peer = world.published("office-1")?;
+        ensure!(peer["metadata"]["uid"] != old["metadata"]["uid"], "not made again");
+        let given: Vec<IpAddr> = serde_json::from_value(peer["status"]["node"]["meshIPs"].take())?;
         ensure!(given == [IpAddr::from(before.0), before.1.into()], "{given:?}, not {before:?}");
-        let kept = ["get", "wkmesh", "default", "-o", "jsonpath={.status.keptMeshIPs}"];
-        ensure!(!world.plane.kubectl(&kept)?.contains("office-1"), "still kept");
+        let kept = world.mesh()?["status"]["keptMeshIPs"].to_string();
+        ensure!(!kept.contains("office-1"), "still kept: {kept}");
         all_reach_each_other(world)
     };
     eventually(TIMEOUT, is_back).unwrap();

@@ -58,7 +58,7 @@ fn published(world: &World) -> Result<Value> {
 }
 
 fn published_of(world: &World, name: &str) -> Result<Value> {
-    Ok(serde_json::from_str(&world.plane.kubectl(&["get", "wirekubepeer", name, "-o", "json"])?)?)
+    world.published(name)
 }
 
 /// The other node has a direct path to this port of the router.
@@ -206,10 +206,7 @@ fn a_port_that_is_taken_is_told_and_the_old_one_stays(world: &World) {
             ensure!(status["listenPort"] == 51822, "{}", status["listenPort"]);
             let problems = published(world)?["status"]["problems"].to_string();
             ensure!(problems.contains(words), "{problems}");
-            let selector = format!("regarding.name={NODE},reason=ListenPortUnavailable");
-            let path = "jsonpath={.items[*].note}";
-            let events = ["get", "events.v1.events.k8s.io", "-A", "--field-selector", &selector, "-o", path];
-            let notes = world.plane.kubectl(&events)?;
+            let notes = world.notes(&format!("regarding.name={NODE},reason=ListenPortUnavailable"))?;
             ensure!(notes.contains(words), "{notes}");
             Ok(())
         })

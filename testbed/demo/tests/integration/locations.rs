@@ -144,9 +144,8 @@ fn ip_tunnels_that_this_kernel_lacks_are_replaced_by_the_encrypted_ones(world: &
         }
         let status = node(world, "farm-1").status()?;
         let reported = status["problems"].to_string();
-        let published =
-            world.plane.kubectl(&["get", "wkpeer", "farm-1", "-o", "jsonpath={.status.problems}"])?;
-        let events = world.plane.kubectl(&["get", "events", "-A", "-o", "jsonpath={.items[*].message}"])?;
+        let published = world.published("farm-1")?["status"]["problems"].to_string();
+        let events = world.notes("")?;
         for (place, text) in [("status", &reported), ("WireKubePeer", &published), ("Events", &events)] {
             let says_so = text.contains("module ipip");
             ensure!(says_so != has_tunnels, "{place}: {text}");

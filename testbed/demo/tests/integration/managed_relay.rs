@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use fairlead_demo::node::executable;
-use fairlead_demo::{World, probe, topology};
+use fairlead_demo::{World, probe, servers, topology};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -32,14 +32,17 @@ const OBJECTS: [&str; 6] = [
 ];
 
 fn object(world: &World, name: &str) -> Result<Value> {
-    Ok(serde_json::from_str(&world.plane.kubectl(&["get", "-n", NAMESPACE, "-o", "json", name])?)?)
+    let (kind, name) = name.split_once('/').context("no kind")?;
+    let api = match kind {
+        "deployment" => "apis/apps/v1",
+        "poddisruptionbudget" => "apis/policy/v1",
+        _ => "api/v1",
+    };
+    world.plane.get(&format!("/{api}/namespaces/{NAMESPACE}/{kind}s/{name}"))
 }
 
 fn apply_mesh(world: &World, spec: &Value) {
-    let metadata = json!({ "name": "default" });
-    let (kind, version) = ("WireKubeMesh", "wirekube.io/v1alpha1");
-    let mesh = json!({ "apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec });
-    world.plane.apply(&mesh.to_string()).unwrap();
+    servers::apply_mesh(world, spec).unwrap();
 }
 
 fn managed(fields: &Value) -> Value {
@@ -47,8 +50,7 @@ fn managed(fields: &Value) -> Value {
 }
 
 fn status(world: &World) -> Result<Value> {
-    let text = world.plane.kubectl(&["get", "wkmesh", "default", "-o", "json"])?;
-    Ok(serde_json::from_str::<Value>(&text)?["status"].clone())
+    Ok(world.mesh()?["status"].clone())
 }
 
 fn relay_ready(status: &Value) -> Result<(&str, &str, &str)> {

@@ -9,6 +9,7 @@ use crate::outage::{TIMEOUT, node, peer, pod};
 use anyhow::{Context, Result, ensure};
 use fairlead_demo::judge::{count_tunnel_packets, counted_tunnel_packets};
 use fairlead_demo::node::Node;
+use fairlead_demo::objects::PEERS;
 use fairlead_demo::servers::{apply_mesh, apply_token, dual_stack_relay, relay, stun_server};
 use fairlead_demo::{World, probe, topology};
 use serde_json::{Value, json};
@@ -48,10 +49,6 @@ fn translate_server(node: &Node, address: Ipv4Addr, translated: &str) {
     fs::write(node.kubeconfig(), config.to_string()).unwrap();
 }
 
-fn published(world: &World, name: &str) -> Result<Value> {
-    Ok(serde_json::from_str(&world.plane.kubectl(&["get", "wirekubepeer", name, "-o", "json"])?)?)
-}
-
 fn reach_each_other(world: &World, names: [&str; 2]) {
     let pair = names.map(|name| pod(world, name).clone());
     let (pairs, _) = probe::all_pairs(&pair, Instant::now() + TIMEOUT, |_, _| String::new()).unwrap();
@@ -89,7 +86,7 @@ fn a_node_without_ipv4_reaches_nodes_without_ipv6_through_the_nat64() {
     apply_token(&world, TOKEN).unwrap();
     apply_mesh(&world, &json!({ "stunServers": names, "relay": relay.spec("auto") })).unwrap();
     let is_known = |world: &World| {
-        let mobile = published(world, MOBILE)?;
+        let mobile = world.published(MOBILE)?;
         // What it lets in is known once the relay has tried.
         let nat = mobile["status"]["natType"].as_str().context("no type of the NAT")?;
         ensure!(matches!(nat, "cone" | "port-restricted-cone"), "{mobile}");
@@ -105,7 +102,7 @@ fn a_node_without_ipv4_reaches_nodes_without_ipv6_through_the_nat64() {
     };
     world.wait_for(TIMEOUT, has_relay).unwrap();
     std::thread::sleep(Duration::from_secs(1));
-    let all = world.plane.kubectl(&["get", "wirekubepeers", "-o", "json"]).unwrap();
+    let all = world.plane.get(PEERS).unwrap().to_string();
     let prefix = nat64.prefix().network().to_string();
     assert!(!all.contains(prefix.trim_end_matches(':')), "published beyond the NAT64: {all}");
 }

@@ -19,10 +19,6 @@ fn annotate(world: &World, annotations: &[&str]) {
     world.plane.kubectl(&words).unwrap();
 }
 
-fn published(world: &World, name: &str) -> Result<Value> {
-    Ok(serde_json::from_str(&world.plane.kubectl(&["get", "wirekubepeer", name, "-o", "json"])?)?)
-}
-
 /// Whether the other node leads packets to the private address of the node into the mesh, and gets an answer there.
 fn is_reached_through_the_mesh(world: &World) -> Result<bool> {
     let address = node(world, NODE).host.address();
@@ -36,11 +32,11 @@ fn is_reached_through_the_mesh(world: &World) -> Result<bool> {
 
 /// Endpoint at which the other node publishes that it sees the node.
 fn sighting(world: &World) -> Result<Option<Value>> {
-    Ok(published(world, OTHER)?["status"]["observedEndpoints"].get(NODE).cloned())
+    Ok(world.published(OTHER)?["status"]["observedEndpoints"].get(NODE).cloned())
 }
 
 fn candidates(world: &World) -> Result<String> {
-    Ok(published(world, NODE)?["status"]["iceCandidates"].to_string())
+    Ok(world.published(NODE)?["status"]["iceCandidates"].to_string())
 }
 
 #[test]
@@ -66,7 +62,7 @@ fn a_node_leaves_out_of_the_mesh_and_keeps_to_itself_what_its_annotations_say() 
     world
         .wait_for(TIMEOUT, |world| {
             ensure!(!is_reached_through_the_mesh(world)?, "it is still in the mesh");
-            let claims = published(world, NODE)?["spec"]["allowedIPs"].to_string();
+            let claims = world.published(NODE)?["spec"]["allowedIPs"].to_string();
             ensure!(!claims.contains(&address), "{claims}");
             let problems = node(world, NODE).status()?["problems"].to_string();
             ensure!(problems.contains("nonsense") && problems.contains(excluded), "{problems}");
@@ -81,7 +77,7 @@ fn a_node_leaves_out_of_the_mesh_and_keeps_to_itself_what_its_annotations_say() 
     world
         .wait_for(TIMEOUT, |world| {
             ensure!(is_reached_through_the_mesh(world)?, "it is not back");
-            let facts = published(world, NODE)?["status"]["node"]["endpointFilters"].clone();
+            let facts = world.published(NODE)?["status"]["node"]["endpointFilters"].clone();
             ensure!(facts == json!(["192.168.0.0/16"]), "{facts}");
             let seen = sighting(world)?;
             ensure!(seen.is_none(), "{seen:?}");
@@ -102,7 +98,7 @@ fn a_node_leaves_out_of_the_mesh_and_keeps_to_itself_what_its_annotations_say() 
     annotate(&world, &["wirekube.io/endpoint-filters-"]);
     world
         .wait_for(TIMEOUT, |world| {
-            let facts = published(world, NODE)?["status"]["node"]["endpointFilters"].clone();
+            let facts = world.published(NODE)?["status"]["node"]["endpointFilters"].clone();
             ensure!(facts.is_null() && candidates(world)?.contains(&address), "{facts}");
             Ok(())
         })

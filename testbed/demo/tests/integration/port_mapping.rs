@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::outage::{TIMEOUT, node, peer, pod};
 use anyhow::{Context, Result, ensure};
-use fairlead_demo::{World, probe, topology};
+use fairlead_demo::{World, probe, servers, topology};
 use serde_json::{Value, json};
 use testbed_lab::{Process, Progress, Router};
 
@@ -18,10 +18,7 @@ const PORT: u16 = 51820;
 const WATCHED: Duration = Duration::from_secs(5);
 
 fn apply_mesh(world: &World, spec: &Value) {
-    let (kind, version) = ("WireKubeMesh", "wirekube.io/v1alpha1");
-    let metadata = json!({ "name": "default" });
-    let mesh = json!({ "apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec });
-    world.plane.apply(&mesh.to_string()).unwrap();
+    servers::apply_mesh(world, spec).unwrap();
 }
 
 /// miniupnpd with chains of its own, beside the rules of the lab.
@@ -49,10 +46,6 @@ END";
     let mut command = Command::new("miniupnpd");
     command.arg("-d").arg("-f").arg(file("conf")).arg("-P").arg(file("pid"));
     router.spawn(&mut command, file("log")).unwrap()
-}
-
-fn published(world: &World, name: &str) -> Result<Value> {
-    Ok(serde_json::from_str(&world.plane.kubectl(&["get", "wirekubepeer", name, "-o", "json"])?)?)
 }
 
 fn is_mapped(router: &Router) -> bool {
@@ -86,7 +79,7 @@ fn a_mapped_port_connects_nodes_behind_symmetric_nats() {
     };
     testbed_lab::eventually(TIMEOUT, reaches).unwrap();
     let says = || {
-        let peer = published(&world, "hotel-1")?;
+        let peer = world.published("hotel-1")?;
         ensure!(peer["spec"]["endpoint"] == external.to_string(), "{peer}");
         ensure!(peer["status"]["endpointDiscoveryMethod"] == "upnp", "{peer}");
         let candidates = peer["status"]["iceCandidates"].as_array().context("no candidates")?;
@@ -115,7 +108,7 @@ fn a_mapped_port_connects_nodes_behind_symmetric_nats() {
     apply_mesh(&world, &json!({ "natTraversal": { "portMapping": "disabled" } }));
     let is_gone = || {
         ensure!(!is_mapped(&router), "still mapped");
-        let peer = published(&world, "hotel-1")?;
+        let peer = world.published("hotel-1")?;
         let candidates = peer["status"]["iceCandidates"].to_string();
         ensure!(
             !candidates.contains(EXTERNAL) && peer["status"]["endpointDiscoveryMethod"] != "upnp",

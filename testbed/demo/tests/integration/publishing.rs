@@ -32,13 +32,9 @@ fn annotate(world: &World, node: &str, annotations: &[&str]) {
     world.plane.kubectl(&words).unwrap();
 }
 
-fn peer(world: &World, name: &str) -> Result<Value> {
-    Ok(serde_json::from_str(&world.plane.kubectl(&["get", "wirekubepeer", name, "-o", "json"])?)?)
-}
-
 fn reported(world: &World, node: &str, words: &str) {
     let reported = |world: &World| {
-        let problems = peer(world, node)?["status"]["problems"].to_string();
+        let problems = world.published(node)?["status"]["problems"].to_string();
         ensure!(problems.contains(words), "{words} is not in {problems}");
         Ok(())
     };
@@ -47,10 +43,8 @@ fn reported(world: &World, node: &str, words: &str) {
 
 fn event(world: &World, node: &str, reason: &str, words: &str) {
     let selector = format!("regarding.name={node},reason={reason}");
-    let path = "jsonpath={.items[*].note}";
-    let ask = ["get", "events.v1.events.k8s.io", "-A", "--field-selector", &selector, "-o", path];
     let noted = |world: &World| {
-        let notes = world.plane.kubectl(&ask)?;
+        let notes = world.notes(&selector)?;
         ensure!(notes.contains(words), "{words} is not in the Events {reason} on {node}: {notes}");
         Ok(())
     };
@@ -118,7 +112,7 @@ fn bad_endpoints_and_a_refused_status_are_told_and_keep_no_node_out() {
         &["kilo.squat.ai/force-endpoint-", &format!("wirekube.io/endpoint=[::ffff:{address}]:51820")],
     );
     let corrected = |world: &World| {
-        let peer = peer(world, "cloud-2")?;
+        let peer = world.published("cloud-2")?;
         let (endpoint, problems) = (&peer["spec"]["endpoint"], &peer["status"]["problems"]);
         ensure!(*endpoint == format!("{address}:51820"), "{endpoint}");
         ensure!(problems.as_array().is_none_or(Vec::is_empty), "{problems}");

@@ -25,8 +25,7 @@ fn apply_mesh(world: &World, spec: &Value) {
 }
 
 fn published(world: &World, name: &str) -> Result<Value> {
-    let text = world.plane.kubectl(&["get", "wirekubepeer", name, "-o", "json"])?;
-    Ok(serde_json::from_str::<Value>(&text)?["status"].clone())
+    Ok(world.published(name)?["status"].clone())
 }
 
 /// Endpoint of a peer: `tcp://` or `udp://` before the relay's address.

@@ -49,11 +49,8 @@ fn a_node_that_was_off_learns_which_peers_were_deleted_meanwhile() {
         node.kill().unwrap();
     }
     world.plane.kubectl(&["delete", "wirekubepeer", REMOVED]).unwrap();
-    let deleted = |world: &World| -> anyhow::Result<Value> {
-        let text = world.plane.kubectl(&["get", "wirekubemeshes", "-o", "json"])?;
-        let mesh = serde_json::from_str::<Value>(&text)?["items"][0].clone();
-        Ok(mesh["status"]["deletedPeers"].clone())
-    };
+    let deleted =
+        |world: &World| -> anyhow::Result<Value> { Ok(world.mesh()?["status"]["deletedPeers"].clone()) };
     world
         .wait_for(TIMEOUT, |world| {
             let deleted = deleted(world)?;

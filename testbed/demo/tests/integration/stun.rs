@@ -12,13 +12,9 @@ use testbed_lab::{Host, Progress};
 /// Time for which nodes that cannot find each other are watched.
 const WATCHED: Duration = Duration::from_secs(5);
 
-fn peer(world: &World, node: &str) -> Result<Value> {
-    Ok(serde_json::from_str(&world.plane.kubectl(&["get", "wirekubepeer", node, "-o", "json"])?)?)
-}
-
 /// Checks the type of NAT that a node publishes, and that it was found by STUN; its WireKubePeer.
 fn nat_of(world: &World, node: &str, expected: &str) -> Result<Value> {
-    let peer = peer(world, node)?;
+    let peer = world.published(node)?;
     ensure!(peer["status"]["natType"] == expected, "{node}: {}", peer["status"]);
     ensure!(peer["status"]["endpointDiscoveryMethod"] == "stun", "{node}: {}", peer["status"]);
     Ok(peer)
@@ -41,7 +37,7 @@ fn nodes_behind_nats_find_each_other_with_stun_servers() {
     world.apply_pool().unwrap();
     world.start_pods().unwrap();
     std::thread::sleep(WATCHED);
-    let before = peer(&world, "home-1").unwrap();
+    let before = world.published("home-1").unwrap();
     assert_eq!(before["status"]["peers"]["direct"], 0, "{before}");
     assert_eq!(before["status"]["natType"], Value::Null, "{before}");
     let (code, ping) = node(&world, "home-1").ask(&["ping", "office-1", "--count", "1"]).unwrap();
@@ -80,7 +76,7 @@ fn nodes_behind_nats_find_each_other_with_stun_servers() {
     }
     apply_mesh(&world, &json!({ "stunServers": ["203.0.113.250", "203.0.113.251"] })).unwrap();
     let problem = |world: &World| {
-        let status = peer(world, "home-1")?["status"].clone();
+        let status = world.published("home-1")?["status"].clone();
         let problems = status["problems"].as_array().context("no problems")?;
         let is_named =
             |problem: &&Value| problem.as_str().is_some_and(|it| it.contains("no STUN server answers"));

@@ -61,8 +61,7 @@ pub(crate) fn a_gateway_changes_to_the_embedded_one_unless_that_is_missing_or_th
     until("what to do", || keeps_the_kernel_s(vm, "without --wireguard=kernel"));
     assert_eq!(device(vm).0, kept);
     until("the Event", || {
-        let events = world.plane.kubectl(&["get", "events", "-A", "-o", "jsonpath={.items[*].reason}"])?;
-        anyhow::ensure!(events.contains("GatewaysNeedEmbedded"), "{events}");
+        anyhow::ensure!(!world.events("reason=GatewaysNeedEmbedded")?.is_empty(), "no Event");
         Ok(())
     });
 }
