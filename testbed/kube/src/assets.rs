@@ -13,10 +13,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use testbed_cache::free_port;
 
-use crate::control_plane::run_kubectl;
 use crate::programs::Programs;
 use crate::supervised::Supervised;
-use crate::{Options, kubeconfig};
+use crate::{Options, kubeconfig, kubectl};
 
 const READY_TIMEOUT: Duration = Duration::from_secs(180);
 
@@ -112,7 +111,7 @@ impl Assets {
         let server = format!("https://{}", self.address);
         let config = kubeconfig::for_token(&server, &STANDARD.encode(&certificate), &self.admin_token);
         kubeconfig::write(&self.directory.join("admin.kubeconfig"), &config).is_ok()
-            && run_kubectl(programs, options, &self.directory, &["get", "--raw", "/readyz"], "").is_ok()
+            && kubectl::run(programs, options, &self.directory, &["get", "--raw", "/readyz"], "").is_ok()
     }
 }
 

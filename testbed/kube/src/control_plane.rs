@@ -2,19 +2,18 @@ mod members;
 mod requests;
 
 use std::ffi::OsStr;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use tempfile::TempDir;
 
 use crate::assets::Assets;
 use crate::kubebed::Kubebed;
 use crate::programs::Programs;
 use crate::proxy::Proxy;
-use crate::{Options, kubeconfig};
+use crate::{Options, kubeconfig, kubectl};
 
 pub use members::Member;
 
@@ -117,7 +116,7 @@ impl ControlPlane {
     /// # Errors
     /// As for [`Self::kubectl`].
     pub fn kubectl_stdin<A: AsRef<OsStr>>(&self, args: &[A], stdin: &str) -> anyhow::Result<String> {
-        run_kubectl(&self.programs, &self.options, self.directory.path(), args, stdin)
+        kubectl::run(&self.programs, &self.options, self.directory.path(), args, stdin)
     }
 
     /// Creates or updates the objects in a YAML or JSON text (server-side apply; it wins conflicts).
@@ -206,43 +205,6 @@ impl ControlPlane {
 fn state_directory(options: &Options) -> anyhow::Result<TempDir> {
     let parent = options.parent.clone().unwrap_or_else(std::env::temp_dir);
     TempDir::with_prefix_in("fairlead-kube-", parent).context("cannot create a temporary directory")
-}
-
-pub(crate) fn run_kubectl<A: AsRef<OsStr>>(
-    programs: &Programs,
-    options: &Options,
-    directory: &Path,
-    args: &[A],
-    stdin: &str,
-) -> anyhow::Result<String> {
-    let mut child = programs
-        .command(options, "kubectl")
-        .args(args)
-        .env("KUBECONFIG", directory.join("admin.kubeconfig"))
-        // What is known about this server must not be taken for the next one's on the same port.
-        .env("KUBECACHEDIR", directory.join("kubectl-cache"))
-        // Collecting garbage is half of what a call costs, and it ends before it has made much.
-        .envs([("GOGC", "off"), ("GOMEMLIMIT", "512MiB")])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("cannot run kubectl")?;
-    let input = child.stdin.take();
-    let output = std::thread::scope(|scope| {
-        // Beside reading: kubectl may fill its output before it has read all input. If it ends early,
-        // its own words say why, not the broken pipe.
-        scope.spawn(move || input.map(|mut pipe| pipe.write_all(stdin.as_bytes())));
-        child.wait_with_output()
-    })
-    .context("cannot read kubectl's output")?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    if !output.status.success() {
-        let words: Vec<_> = args.iter().map(|word| word.as_ref().to_string_lossy()).collect();
-        let (stderr, stdout) = (text(&output.stderr), text(&output.stdout));
-        bail!("kubectl {} failed ({}): {}{stdout}", words.join(" "), output.status, stderr.trim_end());
-    }
-    Ok(text(&output.stdout))
 }
 
 /// Copies a directory with all that is in it.

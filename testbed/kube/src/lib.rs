@@ -28,6 +28,7 @@ mod go;
 pub mod images;
 mod kubebed;
 mod kubeconfig;
+mod kubectl;
 mod multus;
 mod options;
 mod programs;
