@@ -70,12 +70,11 @@ impl World {
         let cloud = sites.first().context("a topology needs a site")?;
         let plane_host = cloud.host("api")?;
         let plane = control_plane(&plane_host)?;
-        progress.step(&format!("Kubernetes API server ready at {}", plane.server_url()));
+        progress.step(&format!("Kubernetes API server with deploy/ ready at {}", plane.server_url()));
         let mut world =
             Self { nodes, pods: Vec::new(), sites, plane, controller: None, plane_host, directory, lab };
-        world.install()?;
-        progress
-            .step("installed deploy/ (custom resources, rights, admission policy); made Nodes and tokens");
+        world.register()?;
+        progress.step("made Nodes and tokens of their programs");
         world.start_controller()?;
         world.nodes.iter_mut().try_for_each(Node::start)?;
         world.nodes.iter_mut().try_for_each(|node| node.wait_ready(START))?;
@@ -257,11 +256,8 @@ impl World {
         eventually(patience, || condition(self))
     }
 
-    fn install(&self) -> anyhow::Result<()> {
-        let deploy = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
-        ensure!(deploy.is_dir(), "{} is missing", deploy.display());
-        self.plane.kubectl(&["apply", "--server-side", "-k", &deploy.to_string_lossy()])?;
-        self.plane.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"])?;
+    /// Makes what a cluster has before Fairlead starts, and the kubeconfigs of its programs.
+    fn register(&self) -> anyhow::Result<()> {
         self.plane.apply_at(&objects::namespace_path(NAMESPACE), &objects::namespace())?;
         let controller = self.plane.token(CONTROLLER_ACCOUNT, "kube-system", None)?;
         let path = self.directory.path().join("controller.kubeconfig");
@@ -302,8 +298,11 @@ fn hosts(site: &NatSite, plan: &SitePlan, arguments: &[&str], directory: &Path) 
 }
 
 fn control_plane(host: &Host) -> anyhow::Result<ControlPlane> {
+    let deploy = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
+    ensure!(deploy.is_dir(), "{} is missing", deploy.display());
     let inside = host.clone();
     ControlPlane::start(Options {
+        installed: Some(deploy),
         launcher: Some(Box::new(move |program| {
             // A lab that has ended cannot start anything; the command then fails with that reason.
             inside.command(program).unwrap_or_else(|_| std::process::Command::new("/nonexistent"))

@@ -13,6 +13,7 @@ use crate::assets::Assets;
 use crate::kubebed::Kubebed;
 use crate::programs::Programs;
 use crate::proxy::Proxy;
+use crate::template::Template;
 use crate::{Options, kubeconfig, kubectl};
 
 pub use members::Member;
@@ -68,10 +69,33 @@ impl ControlPlane {
     /// # Errors
     /// The programs cannot be built or do not become ready; the message contains the end of their logs.
     pub fn start(options: Options) -> anyhow::Result<Self> {
-        let programs = Programs::find(&options)?;
+        Self::start_with(Programs::find(&options)?, options)
+    }
+
+    pub(crate) fn start_with(programs: Programs, options: Options) -> anyhow::Result<Self> {
         let directory = state_directory(&options)?;
+        let template = match (&programs, &options.installed) {
+            (Programs::Kubebed(binary), Some(kustomization)) => Some(Template::of(kustomization, binary)?),
+            _ => None,
+        };
+        if let Some(template) = &template {
+            template.copy(directory.path())?;
+        }
         let servers = Servers::start(&programs, &options, directory.path())?;
-        Self::new(directory, programs, options, Vec::new(), Some(servers))
+        let plane = Self::new(directory, programs, options, Vec::new(), Some(servers))?;
+        match (template, &plane.options.installed) {
+            (Some(template), _) => template.bind(&plane)?,
+            (None, Some(kustomization)) => plane.install(kustomization)?,
+            (None, None) => {}
+        }
+        Ok(plane)
+    }
+
+    /// Installs a kustomization and waits until its custom resources are served.
+    pub(crate) fn install(&self, kustomization: &Path) -> anyhow::Result<()> {
+        let apply = ["apply", "--server-side", "-k"].map(OsStr::new);
+        self.kubectl(&[&apply[..], &[kustomization.as_os_str()]].concat())?;
+        self.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=120s"]).map(drop)
     }
 
     /// `directory` has the administrator's kubeconfig by now.
@@ -171,11 +195,17 @@ impl ControlPlane {
         })
     }
 
+    /// Ends the whole control plane and copies etcd's data to `to`, which must not exist.
+    pub(crate) fn leave_etcd(&self, to: &Path) -> anyhow::Result<()> {
+        self.servers().take().context(NOT_HERE)?.kill()?;
+        copy(&self.etcd(), to)
+    }
+
     /// With [`Options::port`] the API server keeps its address.
     fn while_stopped(&self, work: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
         let mut servers = self.servers();
         servers.take().context(NOT_HERE)?.kill()?;
-        work(&self.directory.path().join("etcd"))?;
+        work(&self.etcd())?;
         *servers = Some(Servers::start(&self.programs, &self.options, self.directory.path())?);
         Ok(())
     }
@@ -196,6 +226,11 @@ impl ControlPlane {
         kubeconfig::write(out, &kubeconfig::for_token(server, &cluster.authority, token))
     }
 
+    /// Directory of etcd's data.
+    fn etcd(&self) -> PathBuf {
+        self.directory.path().join("etcd")
+    }
+
     fn servers(&self) -> std::sync::MutexGuard<'_, Option<Servers>> {
         // A panic of another test thread leaves the processes as they are; they can still be stopped.
         self.servers.lock().unwrap_or_else(PoisonError::into_inner)
@@ -207,9 +242,11 @@ fn state_directory(options: &Options) -> anyhow::Result<TempDir> {
     TempDir::with_prefix_in("fairlead-kube-", parent).context("cannot create a temporary directory")
 }
 
-/// Copies a directory with all that is in it.
-fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
-    let output = Command::new("cp").arg("-a").arg(from).arg(to).output().context("cannot run cp")?;
+/// Copies a directory with all that is in it. The room that etcd has reserved for what is to come, 128 MB, is a hole in the copy.
+pub(crate) fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let mut command = Command::new("cp");
+    let output =
+        command.args(["-a", "--sparse=always"]).arg(from).arg(to).output().context("cannot run cp")?;
     let error = String::from_utf8_lossy(&output.stderr);
     anyhow::ensure!(output.status.success(), "cannot copy {} to {}: {error}", from.display(), to.display());
     Ok(())

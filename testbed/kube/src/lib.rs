@@ -35,6 +35,7 @@ mod programs;
 mod proxy;
 mod published;
 mod supervised;
+mod template;
 
 pub use build::binary;
 pub use control_plane::{ControlPlane, Member};

@@ -15,6 +15,9 @@ pub struct Options {
     /// A directory with etcd, kube-apiserver and kubectl to use instead of our own; the environment
     /// variable `KUBEBUILDER_ASSETS` if not given.
     pub assets: Option<PathBuf>,
+    /// Directory of a kustomization to install, which has all its files below it: `kubectl apply -k` takes it. Where the programs are our own,
+    /// that happens once for its content, and control planes begin with a copy of what came of it.
+    pub installed: Option<PathBuf>,
     /// Addresses under which clients reach the API server; empty means 127.0.0.1. All are in its
     /// certificate, the first is in the kubeconfig and advertised to pods. With more than one the server
     /// listens on all interfaces.

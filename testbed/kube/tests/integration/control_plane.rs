@@ -5,8 +5,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
+use anyhow::{Context as _, ensure};
+use serde_json::{Value, json};
 use testbed_kube::{ControlPlane, Options};
+use testbed_lab::eventually;
 
 const CONFIG_MAP: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: note}\ndata: {text: before}\n";
 
@@ -31,8 +35,7 @@ fn processes_of(directory: &Path) -> Vec<PathBuf> {
 #[test]
 fn server_and_kubectl_know_their_version() {
     let plane = start();
-    let version: serde_json::Value =
-        serde_json::from_str(&plane.kubectl(&["version", "-o", "json"]).unwrap()).unwrap();
+    let version: Value = serde_json::from_str(&plane.kubectl(&["version", "-o", "json"]).unwrap()).unwrap();
     assert_eq!(version["serverVersion"]["major"], "1");
     assert!(version["serverVersion"]["gitVersion"].as_str().unwrap().starts_with("v1."), "{version}");
     assert!(plane.server_url().starts_with("https://127.0.0.1:"), "{}", plane.server_url());
@@ -57,10 +60,10 @@ fn requests_without_a_kubectl_of_their_own_do_what_kubectl_does() {
     assert_eq!(note(&plane).unwrap(), "before");
     let error = format!("{:#}", plane.apply_at(path, &CONFIG_MAP.replace("data:", "daten:")).unwrap_err());
     assert!(error.contains("daten"), "{error}");
-    plane.merge(path, &serde_json::json!({ "data": { "text": "after" } })).unwrap();
+    plane.merge(path, &json!({ "data": { "text": "after" } })).unwrap();
     assert_eq!(note(&plane).unwrap(), "after");
     let printed = plane.kubectl(&["get", "configmap", "note", "-o", "json"]).unwrap();
-    assert_eq!(plane.get(path).unwrap(), serde_json::from_str::<serde_json::Value>(&printed).unwrap());
+    assert_eq!(plane.get(path).unwrap(), serde_json::from_str::<Value>(&printed).unwrap());
     plane.stop_apiserver().unwrap();
     assert!(plane.get(path).is_err());
     plane.start_apiserver().unwrap();
@@ -89,6 +92,28 @@ fn what_was_written_after_a_backup_of_etcd_is_gone_when_it_is_restored() {
     plane.apply(&CONFIG_MAP.replace("before", "after")).unwrap();
     plane.restore_etcd(&backup).unwrap();
     assert_eq!(note(&plane).unwrap(), "before");
+}
+
+#[test]
+fn what_is_installed_is_there_from_the_start_and_its_policies_find_their_parameters() {
+    let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
+    let plane = ControlPlane::start(Options { installed: Some(deploy), ..Options::default() }).unwrap();
+    let pool = |name: &str| {
+        let spec = json!({ "subnets": [{ "ipv4": "10.64.0.0/16" }] });
+        let (kind, version) = ("AddressPool", "coil.cybozu.com/v2");
+        json!({ "apiVersion": version, "kind": kind, "metadata": { "name": name }, "spec": spec }).to_string()
+    };
+    plane.apply_at("/apis/coil.cybozu.com/v2/addresspools/one", &pool("one")).unwrap();
+    let is_refused = || {
+        let create = ["create", "--dry-run=server", "-f", "-"];
+        let error = plane.kubectl_stdin(&create, &pool("two")).err().context("an overlap is accepted")?;
+        ensure!(error.to_string().contains("overlaps 10.64.0.0/16 of pool one"), "{error}");
+        Ok(())
+    };
+    // A policy that was bound too early would not find the kind of its parameters for half a minute.
+    eventually(Duration::from_secs(20), is_refused).unwrap();
+    let token = plane.token("fairlead-node", "kube-system", None).unwrap();
+    assert_eq!(token.split('.').count(), 3, "a JSON Web Token");
 }
 
 #[test]

@@ -26,10 +26,8 @@ impl Drop for Bed {
 impl Bed {
     /// The object is there before the controller.
     pub(crate) fn start(object: &Value) -> Self {
-        let plane = ControlPlane::start(Options::default()).unwrap();
         let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
-        plane.kubectl(&["apply", "-k", deploy.to_str().unwrap()]).unwrap();
-        plane.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=120s"]).unwrap();
+        let plane = ControlPlane::start(Options { installed: Some(deploy), ..Options::default() }).unwrap();
         plane.apply(&object.to_string()).unwrap();
         let directory = TempDir::new().unwrap();
         let kubeconfig = directory.path().join("kubeconfig");
