@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use super::LOAD;
+
 /// Package, module of integration tests (`-`: unit tests), seconds, processor seconds.
 const TABLE: &str = include_str!("times.tsv");
 
@@ -15,12 +17,13 @@ pub(crate) struct Time {
 }
 
 impl Time {
-    /// Processors in use while it runs, in hundredths: at least 5, at most 200.
+    /// Processors in use while it runs, in hundredths: at least 5, at most 200. What keeps one processor busy all the time counts as what jobs may
+    /// use of it: one thread never needs more, and two such jobs go together.
     pub(crate) fn share(self) -> u32 {
         let share = (self.cpu / self.seconds.max(0.1) * 100.0).clamp(5.0, 200.0);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
         let share = share as u32;
-        share
+        if share <= 100 { share.min(LOAD) } else { share }
     }
 }
 
@@ -74,5 +77,6 @@ mod tests {
     fn the_share_of_a_job_is_what_it_uses_of_a_processor() {
         let share = |seconds, cpu| Time { seconds, cpu }.share();
         assert_eq!((share(10.0, 5.0), share(10.0, 0.0), share(0.0, 9.0)), (50, 5, 200));
+        assert_eq!((share(10.0, 8.9), share(10.0, 9.9), share(10.0, 15.0)), (89, LOAD, 150));
     }
 }
