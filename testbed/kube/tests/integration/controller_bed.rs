@@ -10,6 +10,8 @@ use tempfile::TempDir;
 use testbed_kube::{ControlPlane, Options};
 use testbed_lab::executable;
 
+use crate::reads;
+
 pub(crate) struct Bed {
     pub(crate) plane: ControlPlane,
     controller: Child,
@@ -45,7 +47,6 @@ impl Bed {
     }
 
     pub(crate) fn get(&self, arguments: &[&str]) -> Result<Value> {
-        let arguments = [&["get", "-o", "json"], arguments].concat();
-        Ok(serde_json::from_str(&self.plane.kubectl(&arguments)?)?)
+        reads::get(&self.plane, arguments)
     }
 }

@@ -7,3 +7,4 @@ mod controller_bed;
 mod crds;
 mod egress;
 mod peer_facts;
+mod reads;

@@ -15,6 +15,8 @@ use tempfile::TempDir;
 use testbed_kube::{ControlPlane, Options};
 use testbed_lab::{eventually, executable};
 
+use crate::reads;
+
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 /// The image of the pod that the controller takes for its own.
 pub(crate) const IMAGE: &str = "registry.example.com/fairlead:7";
@@ -69,8 +71,7 @@ impl Bed {
 
     /// Output of `kubectl get -o json`.
     pub(crate) fn get(&self, arguments: &[&str]) -> Result<Value> {
-        let arguments = [&["get", "-o", "json"], arguments].concat();
-        Ok(serde_json::from_str(&self.plane.kubectl(&arguments)?)?)
+        reads::get(&self.plane, arguments)
     }
 
     /// kubectl with the token of the controller, and this standard input.
