@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use crate::outage::{TIMEOUT, node, peer, pod};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, ensure};
 use fairlead_demo::judge::{count_tunnel_packets, counted_tunnel_packets};
 use fairlead_demo::node::Node;
 use fairlead_demo::objects::PEERS;

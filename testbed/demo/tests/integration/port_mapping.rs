@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::outage::{TIMEOUT, node, peer, pod};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, ensure};
 use fairlead_demo::{World, probe, servers, topology};
 use serde_json::{Value, json};
 use testbed_lab::{Process, Progress, Router};
