@@ -236,8 +236,9 @@ impl Departures {
         self.released.follow(evidence.previous, members, now + GUARD.saturating_sub(evidence.age), now);
     }
 
-    /// Prefixes to which nothing may leave in clear text, though no member has them: blocks that were released, and all of missing members, with the networks of their pods where the mesh
-    /// carries these. Of what members had claimed those that the function `admits`: others had never been in the mesh.
+    /// Prefixes to which nothing may leave in clear text, though no member has them: blocks that were released, and all of missing members, with
+    /// the networks of their pods where the mesh carries these. Of what members had claimed those that the function `admits`: others had never
+    /// been in the mesh.
     pub fn guarded<'a>(
         &'a self,
         includes_pod_networks: bool,
