@@ -300,6 +300,10 @@ fn the_way_of_clients_from_before_is_unknown_until_all_gateways_have_answered() 
     world.register(2);
     assert_eq!(world.gateways().len(), 2);
     let mut world = start(&[1, 2]);
+    world.fail(1, Ended::Unreachable("no route".to_owned()));
+    world.fail(2, Ended::Token("timeout".to_owned()));
+    assert_eq!(world.next_hop(), NextHop::Unknown, "without gateways, its routes would refuse packets");
+    let mut world = start(&[1, 2]);
     world.register(1);
     world.fail(2, Ended::NoAnswer);
     world.now += SETTLE;
