@@ -4,7 +4,7 @@ use std::fs;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use crate::outage::{TIMEOUT, loses_nothing, node, peer, udp};
+use crate::outage::{TIMEOUT, loses_nothing, node, peer, steady, udp};
 use fairlead_demo::node::executable;
 use fairlead_demo::{World, servers, topology};
 use serde_json::json;
@@ -69,7 +69,7 @@ fn a_member_that_only_discovery_knows_is_reached_and_a_liar_harms_no_other() {
     has_its_sources(&world);
 
     let flows = [udp(&world, "cloud-1", "cloud-2"), udp(&world, "cloud-2", "cloud-1")];
-    std::thread::sleep(Duration::from_secs(1));
+    steady(&flows);
     let mark = Instant::now();
     server.kill().unwrap();
     is_reached(&world, "the service is gone");
@@ -161,7 +161,7 @@ fn nothing_is_lost_while_the_secret_changes(world: &World, server: &Discovery) {
         udp(world, "cloud-2", "cloud-1"),
     ];
     let (old, new) = (lines(world, SECRET, &NODES), lines(world, OTHER_SECRET, &NODES));
-    std::thread::sleep(Duration::from_secs(1));
+    steady(&flows);
     let mark = Instant::now();
     server.admit(&format!("{old}{new}")).unwrap();
     let patch = json!({ "stringData": { "clusterSecret": OTHER_SECRET } }).to_string();
@@ -238,7 +238,7 @@ fn a_service_that_lies_costs_no_packet_between_members_that_the_cluster_knows() 
     let pairs = known.iter().flat_map(|from| known.iter().map(move |to| (from, to)));
     let flows: Vec<_> =
         pairs.filter(|(from, to)| from != to).map(|(from, to)| udp(&world, from, to)).collect();
-    std::thread::sleep(Duration::from_secs(2));
+    steady(&flows);
 
     let mark = Instant::now();
     server.replace_by_liar("honest").unwrap();

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
 use crate::outage;
-use crate::outage::{TIMEOUT, loses_nothing, node, pod, udp};
+use crate::outage::{TIMEOUT, loses_nothing, node, pod, steady, udp};
 use crate::wireguard_go::{INTERFACE, wireguard_go};
 use anyhow::{Context, Result, bail, ensure};
 use fairlead_demo::node::executable;
@@ -152,6 +152,7 @@ fn a_laptop_outside_of_the_cluster_reaches_pods_on_all_nodes() {
     let flows = [udp(&world, "rack-1", "rack-2")];
 
     let laptop = Laptop::new(&world).unwrap();
+    steady(&flows);
     let mark = Instant::now();
     let theirs = format!("{}/32", pod(&world, "rack-2").addresses[0]);
     let allowed_ips = [format!("{INNER}/32"), theirs, "0.0.0.0/0".to_owned()];

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use crate::outage::{TIMEOUT, loses_nothing, node, peer, resumes, udp};
+use crate::outage::{TIMEOUT, loses_nothing, node, peer, resumes, steady, udp};
 use anyhow::{Context, Result, ensure};
 use fairlead_demo::{World, topology};
 use serde_json::Value;
@@ -147,6 +147,9 @@ fn a_name_is_followed_to_another_address(world: &World) {
     world.nodes.iter().for_each(|node| dns.serve(&node.host).unwrap());
     let flows = [udp(world, OTHER, NODE), udp(world, NODE, OTHER), udp(world, NODE, "cloud-1")];
     let others = [udp(world, "cloud-1", OTHER), udp(world, OTHER, "cloud-1")];
+    // Whatever the port before disturbs.
+    steady(&flows);
+    steady(&others);
     let names = [(NODE, format!("{NAME}:51822")), ("cloud-1", format!("{NO_NAME}:51820"))];
     let mark = Instant::now();
     for (name, endpoint) in &names {

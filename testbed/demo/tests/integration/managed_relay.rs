@@ -7,7 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::outage::{TIMEOUT, loses_nothing, node, peer, udp};
+use crate::outage::{TIMEOUT, loses_nothing, node, peer, steady, udp};
 use anyhow::{Context, Result, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -189,7 +189,7 @@ fn nodes_reach_each_other_by_a_managed_relay() {
 
     // Both certificates are lost: the relay presents the new one once kubelet has brought it, and nodes trust both meanwhile.
     let flows = [udp(&world, "hotel-1", "club-1"), udp(&world, "fort-1", "cloud-1")];
-    std::thread::sleep(Duration::from_secs(3));
+    steady(&flows);
     let mark = Instant::now();
     let before = object(&world, "secret/fairlead-relay-tls").unwrap();
     world.plane.kubectl(&["delete", "secret", "-n", NAMESPACE, "fairlead-relay-tls"]).unwrap();

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::outage::{TIMEOUT, loses_nothing, node, peer, udp};
+use crate::outage::{TIMEOUT, loses_nothing, node, peer, steady, udp};
 use anyhow::{Context, Result, ensure};
 use fairlead_demo::{World, topology};
 use serde_json::{Value, json};
@@ -54,6 +54,7 @@ fn a_node_leaves_out_of_the_mesh_and_keeps_to_itself_what_its_annotations_say() 
         })
         .unwrap();
     let flows = [udp(&world, OTHER, NODE), udp(&world, NODE, OTHER)];
+    steady(&flows);
     let mark = Instant::now();
 
     // Its address is no part of the mesh any more; its pods are.

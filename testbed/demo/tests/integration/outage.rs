@@ -16,6 +16,9 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 /// Time until messages of now are old enough to be counted.
 const SETTLE: Duration = Duration::from_millis(1100);
 
+/// Time without a loss after which flows are steady.
+const STEADY: Duration = Duration::from_secs(1);
+
 /// Three sites with a pod on every node, each of which reaches every other.
 pub(crate) fn mesh() -> World {
     mesh_of(&topology::three_sites())
@@ -52,6 +55,27 @@ pub(crate) fn udp(world: &World, from: &str, to: &str) -> Flow {
 pub(crate) fn tcp(world: &World, from: &str, to: &str) -> Flow {
     let (from, to) = (pod(world, from), pod(world, to));
     Flow::tcp(from, to, to.addresses[1]).unwrap()
+}
+
+/// Waits until nothing of these flows has been lost for a moment: a path that is up in one direction may still be sought in the other.
+pub(crate) fn steady(flows: &[Flow]) {
+    let deadline = Instant::now() + TIMEOUT;
+    let lossy = |mark: Instant| {
+        let is_lossy = |flow: &&Flow| {
+            let figures = flow.figures_since(mark);
+            figures.sent == 0 || figures.lost > 0
+        };
+        flows.iter().filter(is_lossy).map(Flow::name).collect::<Vec<_>>()
+    };
+    loop {
+        let mark = Instant::now();
+        std::thread::sleep(STEADY + SETTLE);
+        let names = lossy(mark);
+        if names.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < deadline, "not steady in {TIMEOUT:?}: {names:?}");
+    }
 }
 
 /// Waits until every flow flows again and prints what each suffered since `mark`. All must be back `within` this time,
