@@ -8,18 +8,20 @@
 //! ```text
 //! oifname "wire_kube" meta mark & 0x00004000 == 0x00004000 snat ip to A fully-random
 //! oifname "wire_kube" fib saddr type local ip saddr != @fairlead_own_ipv4 snat ip to A fully-random
+//! oifname "wire_kube" iifgroup 116 accept
 //! oifname "wire_kube" ip saddr != @fairlead_own_ipv4 ip saddr != @kubespan_targets_ipv4 snat ip to A fully-random
 //! ```
 //!
 //! and the same for IPv6. The first is for what kube-proxy is about to masquerade. Packets of pods of this node and of others that it forwards
-//! for other members (as a gateway, as an entry node) keep their sources. The hook sees the first packet of a connection only.
+//! for other members (as a gateway, as an entry node) keep their sources. Those of its pods are told by their links, too: a pod that starts may send before
+//! the node program has heard of its block. The hook sees the first packet of a connection only.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use fairlead_address::IpFamily;
 use fairlead_api::names;
-use fairlead_netlink::nftables::{AddressEnd, Chain, Expression, Hook, Meta, Rule};
+use fairlead_netlink::nftables::{AddressEnd, Chain, Comparison, Expression, Hook, Meta, Rule};
 use ipnet::IpNet;
 
 use super::state::{MeshState, OwnSource};
@@ -78,7 +80,7 @@ pub(super) fn chain(state: &MeshState) -> Option<Chain> {
     (!rules.is_empty()).then_some(Chain { hook: Hook::NatPostrouting, priority: PRIORITY, rules })
 }
 
-fn rules(interface: &str, source: IpAddr) -> [Rule; 3] {
+fn rules(interface: &str, source: IpAddr) -> [Rule; 4] {
     let family = IpFamily::of(source);
     let (own, targets) = match family {
         IpFamily::V4 => (names::NFT_SET_OWN_IPV4, names::NFT_SET_IPV4),
@@ -90,8 +92,16 @@ fn rules(interface: &str, source: IpAddr) -> [Rule; 3] {
         [Expression::load_address(family, AddressEnd::Source), Expression::LookupAbsent(set.to_owned())]
     };
     let of_host = Expression::source_is_local().into_iter().chain(absent(own)).collect();
+    let of_pod = vec![
+        Expression::LoadMeta(Meta::InputInterfaceGroup),
+        Expression::Compare(Comparison::Equal, names::LINK_GROUP_PODS.to_ne_bytes().to_vec()),
+    ];
     let foreign = absent(own).into_iter().chain(absent(targets)).collect();
-    [masqueraded, of_host, foreign].map(|which: Vec<Expression>| {
+    let translate = [Expression::LoadConstant(octets(source)), Expression::SourceNat(family)];
+    let keep = [Expression::Accept];
+    let rules: [(Vec<Expression>, &[Expression]); 4] =
+        [(masqueraded, &translate), (of_host, &translate), (of_pod, &keep), (foreign, &translate)];
+    rules.map(|(which, effect)| {
         let mut expressions = vec![
             Expression::LoadMeta(Meta::OutputInterface),
             Expression::is_interface(interface),
@@ -99,13 +109,16 @@ fn rules(interface: &str, source: IpAddr) -> [Rule; 3] {
             Expression::is_protocol(family),
         ];
         expressions.extend(which);
-        let bytes = match source {
-            IpAddr::V4(address) => address.octets().to_vec(),
-            IpAddr::V6(address) => address.octets().to_vec(),
-        };
-        expressions.extend([Expression::LoadConstant(bytes), Expression::SourceNat(family)]);
+        expressions.extend(effect.iter().cloned());
         Rule(expressions)
     })
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
 }
 
 #[cfg(test)]

@@ -211,6 +211,20 @@ fn pods_and_members_for_which_a_node_forwards_keep_their_sources() {
     }
 }
 
+/// A pod that starts may send before its node has heard of its block. What is translated then stays so as long as the connection.
+#[test]
+fn a_pod_of_a_block_that_the_node_does_not_know_yet_keeps_its_source() {
+    let bed = Bed::new();
+    let mut state = Bed::state();
+    state.bypass.own.retain(|own| !FAMILIES.iter().any(|family| own.contains(&address(family.pod))));
+    bed.node.sh("ip link set pod0 group 116");
+    bed.node.run(|| apply(&state).unwrap());
+    for Family { target, pod, .. } in FAMILIES {
+        let seen = bed.seen(&bed.pod, (pod, 4711), target, target);
+        assert_eq!(seen, Some(SocketAddr::new(address(pod), 4711)));
+    }
+}
+
 /// Answers come back to the node that has translated the destination, and from there to the client.
 #[test]
 fn a_client_of_a_node_port_is_answered_whether_kube_proxy_masquerades_it_or_not() {
