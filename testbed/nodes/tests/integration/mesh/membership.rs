@@ -32,6 +32,33 @@ fn peer(cluster: &Cluster, name: &str) -> Result<Value> {
     Ok(serde_json::from_str(&cluster.kubectl(&["get", "wirekubepeer", name, "-o", "json"])?)?)
 }
 
+/// Deletes the mesh, and waits until no node has anything of it and every node says so.
+fn deletes_the_mesh(cluster: &Cluster) -> Result<()> {
+    let deleted = Instant::now();
+    cluster.kubectl(&["delete", "wirekubemesh", "--all"])?;
+    for node in cluster.nodes() {
+        eventually(REMOVED, || nothing_is_left(node))?;
+    }
+    println!(
+        "nothing of the mesh is left on any node {:.1} s after it was deleted",
+        deleted.elapsed().as_secs_f64()
+    );
+    for node in cluster.nodes() {
+        let reported = || {
+            let status = &peer(cluster, node.name())?["status"];
+            let ready = &status["conditions"][0];
+            ensure!(
+                status["connected"] == false && ready["reason"] == "NoMesh",
+                "{}: {status:#}",
+                node.name()
+            );
+            Ok(())
+        };
+        eventually(TIMEOUT, reported)?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_mesh_that_is_deleted_leaves_nothing_and_one_that_is_made_again_carries_traffic() {
     let cluster = BED.alone();
@@ -42,29 +69,14 @@ fn a_mesh_that_is_deleted_leaves_nothing_and_one_that_is_made_again_carries_traf
     let mesh: Value =
         serde_json::from_str(&cluster.kubectl(&["get", "wirekubemesh", "default", "-o", "json"]).unwrap())
             .unwrap();
-    let deleted = Instant::now();
-    cluster.kubectl(&["delete", "wirekubemesh", "--all"]).unwrap();
-    for node in cluster.nodes() {
-        eventually(REMOVED, || nothing_is_left(node)).unwrap();
-    }
-    println!(
-        "nothing of the mesh is left on any node {:.1} s after it was deleted",
-        deleted.elapsed().as_secs_f64()
-    );
-    for node in cluster.nodes() {
-        let reported = || {
-            let status = &peer(&cluster, node.name())?["status"];
-            let ready = &status["conditions"][0];
-            ensure!(status["connected"] == false && ready["reason"] == "NoMesh", "{status:#}");
-            Ok(())
-        };
-        eventually(TIMEOUT, reported).unwrap();
-    }
+    let gone = deletes_the_mesh(&cluster);
     let again = json!({
         "apiVersion": mesh["apiVersion"], "kind": mesh["kind"], "metadata": { "name": "default" }, "spec": mesh["spec"],
     });
+    // After a failure, too: the tests that come later share the cluster.
     cluster.apply(&again.to_string()).unwrap();
     let made = Instant::now();
+    gone.unwrap();
     traffic.flows();
     println!("pods reach each other {:.1} s after it was made again", made.elapsed().as_secs_f64());
     cluster.wait_fairlead().unwrap();
