@@ -41,6 +41,7 @@ fn a_peer_belongs_to_the_node_of_its_token() {
     let (program, uid) = node(&bed, "owner");
     let other = bed.get(&["node", "n1"])["metadata"]["uid"].as_str().unwrap().to_owned();
     let words = format!("must be Node 'owner' with UID {uid}");
+    let of_new = "the only owner of the new WireKubePeer 'owner' must be Node 'owner'";
     let owner = |fields: Value| {
         let mut owner = json!({ "apiVersion": "v1", "kind": "Node", "name": "owner", "uid": uid });
         owner.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -58,9 +59,10 @@ fn a_peer_belongs_to_the_node_of_its_token() {
         json!([owner(json!({ "controller": true }))]),
     ];
     let mut peer = object(&bed, "owner");
-    for owners in &foreign {
+    // Of a peer that is not there yet, garbage collection deletes nothing.
+    for owners in &foreign[1..] {
         peer["metadata"]["ownerReferences"] = owners.clone();
-        refused(program.create_dry(&peer.to_string()), &words);
+        refused(program.create_dry(&peer.to_string()), of_new);
     }
     program.create(&owned_peer(&bed, "owner", "[]")).unwrap();
     for owners in &foreign {
@@ -94,25 +96,49 @@ fn a_peer_of_an_earlier_node_of_the_name_becomes_that_of_the_present_one() {
     program.merge("wkpeer", "again", &patch).unwrap();
 }
 
-/// A token of a pod on a Node that does not exist has a name and no UID.
+/// A token that a kubelet requests while its Node is not registered has a name and no UID, and it is used for most of an hour. So is one
+/// of an earlier Node of the name.
 #[test]
-fn a_token_of_no_node_publishes_no_peer() {
+fn a_token_from_before_its_node_was_registered_publishes_the_peer_of_that_node() {
     let bed = bed();
     // Waits for the policy.
     node(&bed, "ghosted");
     let pod = "{apiVersion: v1, kind: Pod, metadata: {name: on-ghost, namespace: kube-system}, spec: {nodeName: ghost, \
          serviceAccountName: fairlead-node, containers: [{name: a, image: a}]}}";
     bed.plane.apply(pod).unwrap();
-    let token = ["create", "token", "fairlead-node", "--namespace=kube-system", "--bound-object-kind=Pod"];
-    let token = bed.plane.kubectl(&[&token[..], &["--bound-object-name=on-ghost"]].concat()).unwrap();
-    let program = bed.program_with(token.trim(), "on-ghost");
-    let words = "this token of fairlead-node does not say the UID of the Node it belongs to";
-    refused(program.create_dry(&peer("ghost", "[]")), words);
-    refused(
-        program.create_dry(&peer("n1", "[]")),
-        "node 'ghost' may only write the WireKubePeer of its own name",
-    );
+    let request = || {
+        let words =
+            ["create", "token", "fairlead-node", "--namespace=kube-system", "--bound-object-kind=Pod"];
+        bed.plane.kubectl(&[&words[..], &["--bound-object-name=on-ghost"]].concat()).unwrap()
+    };
+    let register = || bed.plane.apply("{apiVersion: v1, kind: Node, metadata: {name: ghost}}").unwrap();
+    let without_uid = request();
+    register();
+    let of_an_earlier_node = request();
+    bed.plane.kubectl(&["delete", "node", "ghost"]).unwrap();
+    register();
+    for (token, name) in [(without_uid, "ghost-without-uid"), (of_an_earlier_node, "ghost-earlier")] {
+        let program = bed.program_with(token.trim(), name);
+        refused(
+            program.create_dry(&peer("n1", "[]")),
+            "node 'ghost' may only write the WireKubePeer of its own name",
+        );
+        let mut of_other = object(&bed, "n1");
+        of_other["metadata"]["name"] = json!("ghost");
+        refused(program.create_dry(&of_other.to_string()), "must be Node 'ghost', without controller");
+        program.create(&owned_peer(&bed, "ghost", "[]")).unwrap();
+        program.merge("wkpeer", "ghost", r#"{"spec": {"endpoint": "203.0.113.7:1"}}"#).unwrap();
+        patch_status(&program, "ghost", &json!({ "status": { "connected": true } })).unwrap();
+        let uid = "7d6e4a0c-53f1-4f0c-9d1e-000000000002";
+        let other = json!({ "apiVersion": "v1", "kind": "Node", "name": "ghost", "uid": uid });
+        for owners in [json!([]), json!([other])] {
+            let patch = json!({ "metadata": { "ownerReferences": owners } }).to_string();
+            refused(program.merge("wkpeer", "ghost", &patch), "a node may not take it away");
+        }
+        bed.plane.kubectl(&["delete", "wkpeer", "ghost"]).unwrap();
+    }
     bed.plane.kubectl(&["delete", "pod", "on-ghost", "--namespace=kube-system", "--force"]).unwrap();
+    bed.plane.kubectl(&["delete", "node", "ghost"]).unwrap();
 }
 
 /// The controller's copy has to fit into the same object.
