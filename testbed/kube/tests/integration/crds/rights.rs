@@ -129,6 +129,37 @@ fn a_node_asks_only_for_itself() {
     n1.run(&["delete", "blockrequest", "req-default-n1"], "").unwrap();
 }
 
+/// The deletion of another object would wait for it, and it could be as large as the API server lets it be.
+#[test]
+fn a_request_for_a_block_has_nothing_but_what_it_asks_for() {
+    let bed = bed();
+    let n1 = bed.program("fairlead-node", Some("n1"));
+    let node = bed.get(&["node", "n1"])["metadata"]["uid"].as_str().unwrap().to_owned();
+    let owned = |kind: &str, name: &str, more: &str| {
+        let version = "apiVersion: v1";
+        format!("ownerReferences: [{{{version}, kind: {kind}, name: {name}, uid: {node}{more}}}]")
+    };
+    let with = |metadata: &str| {
+        let name = "name: req-default-more";
+        request("req-default-more", "n1").replace(name, &format!("{name}, {metadata}"))
+    };
+    let others = [
+        owned("Node", "n2", ""),
+        owned("Namespace", "n1", ""),
+        owned("Node", "n1", ", blockOwnerDeletion: true"),
+        owned("Node", "n1", ", controller: true"),
+        "finalizers: [example.com/stays]".to_owned(),
+        "labels: {a: b}".to_owned(),
+        "annotations: {a: b}".to_owned(),
+    ];
+    let words = "a BlockRequest of node 'n1' has no owner but its Node";
+    is_refused_soon(words, || n1.create_dry(&with("annotations: {a: b}")));
+    for metadata in &others {
+        refused(n1.create_dry(&with(metadata)), words);
+    }
+    n1.create_dry(&with(&owned("Node", "n1", ""))).unwrap();
+}
+
 #[test]
 fn a_node_frees_only_its_own_blocks() {
     let bed = bed();
@@ -149,6 +180,11 @@ fn a_node_frees_only_its_own_blocks() {
     }
     let finalizers = r#"{"metadata": {"finalizers": ["coil.cybozu.com", "example.com/stays"]}}"#;
     refused(n1.merge("addressblock", "own", finalizers), "may not add finalizers to AddressBlock 'own'");
+    // Every node reads all blocks.
+    let words = "may not change annotations of AddressBlock 'own', nor apply it as another field manager";
+    refused(n1.merge("addressblock", "own", r#"{"metadata": {"annotations": {"a": "b"}}}"#), words);
+    let applied = block("index: 0, ipv4: 10.0.0.0/27").replace("name: bad-0", "name: own");
+    refused(n1.run(&["apply", "--server-side", "--field-manager=another", "-f", "-"], &applied), words);
     refused(n1.create(&block("index: 0, ipv4: 10.0.0.0/27")), "cannot create");
     n1.merge("addressblock", "own", unfinalize).unwrap();
     n1.run(&["delete", "addressblock", "own"], "").unwrap();
