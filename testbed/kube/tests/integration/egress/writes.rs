@@ -229,6 +229,7 @@ fn pods_that_the_controllers_token_makes_have_no_privileges_unless_their_namespa
     let of = Owner::new("unprivileged");
     in_force(&of);
     let container = |field: Value| json!({ "containers": [{ "name": "egress", "image": "a", "securityContext": field }] });
+    let probing = |probe: &str| json!({ "containers": [{ "name": "egress", "image": "a", probe: { "tcpSocket": { "host": "127.0.0.1", "port": 1 } } }] });
     let asking = [
         ("hostNetwork", json!({ "hostNetwork": true })),
         ("hostPID", json!({ "hostPID": true })),
@@ -236,6 +237,12 @@ fn pods_that_the_controllers_token_makes_have_no_privileges_unless_their_namespa
         ("hostPath of volume root", json!({ "volumes": [{ "name": "root", "hostPath": { "path": "/" } }] })),
         ("privileged of container egress", container(json!({ "privileged": true }))),
         ("capabilities of container egress", container(json!({ "capabilities": { "add": ["SYS_ADMIN"] } }))),
+        ("seLinuxOptions of the pod", json!({ "securityContext": { "seLinuxOptions": { "type": "a" } } })),
+        (
+            "appArmorProfile of container egress",
+            container(json!({ "appArmorProfile": { "type": "Unconfined" } })),
+        ),
+        ("host of a probe of container egress", probing("livenessProbe")),
         (
             "privileged of container i",
             json!({ "initContainers": [{ "name": "i", "image": "a", "securityContext": { "privileged": true } }] }),
@@ -285,15 +292,8 @@ fn an_administrator_permits_more_in_a_namespace(of: &Owner) {
     let context = &made["spec"]["template"]["spec"]["containers"][0]["securityContext"];
     assert_eq!(context["privileged"], true);
     // Taken back, it stays for what has it, also where other fields change.
-    of.bed
-        .plane
-        .kubectl(&[
-            "annotate",
-            "namespace",
-            "unprivileged",
-            "egress.coil.cybozu.com/allow-privileged-gateways-",
-        ])
-        .unwrap();
+    let not_any_more = "egress.coil.cybozu.com/allow-privileged-gateways-";
+    of.bed.plane.kubectl(&["annotate", "namespace", "unprivileged", not_any_more]).unwrap();
     of.bed.patch(
         "unprivileged",
         ["egress", "permitted"],
