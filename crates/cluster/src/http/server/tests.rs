@@ -189,3 +189,16 @@ async fn without_ipv6_every_address_is_every_ipv4_address() {
         assert_eq!(bound.is_ok(), expected.len() == 2);
     }
 }
+
+/// The kubelet finds the pod unhealthy meanwhile; all else of the program goes on.
+#[tokio::test]
+async fn a_port_that_another_program_has_is_served_once_it_is_free() {
+    let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = other.local_addr().unwrap();
+    let mut waiting = JoinSet::new();
+    waiting.spawn(listen("test", address));
+    assert!(timeout(RETRY_INTERVAL * 2, waiting.join_next()).await.is_err(), "it waits for its port");
+    drop(other);
+    let listener = timeout(TIMEOUT, waiting.join_next()).await.unwrap().unwrap().unwrap();
+    assert_eq!(listener.local_addr().unwrap(), address);
+}
