@@ -85,7 +85,7 @@ impl Egress {
                 if let Some(problem) = plan.problems.first() {
                     return Err(problem.clone().into());
                 }
-                self.0.record(key, &sandbox, pod.as_deref(), &plan.usable);
+                self.0.record(key, &sandbox, pod.as_deref(), Some(&plan.usable));
                 let desired = self.0.register(&sandbox, &plan).await?;
                 let shared = Arc::clone(&self.0);
                 let work = move |place: Place<'_>| kernel::apply(place, &desired, &shared.programs);
@@ -229,6 +229,7 @@ async fn sandbox(
         gateway_of: request.gateway_of,
         selected: request.selected.iter().map(EgressName::to_string).collect(),
         clients_of: BTreeSet::new(),
+        planned: None,
     })
 }
 

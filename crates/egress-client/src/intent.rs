@@ -54,6 +54,7 @@ mod tests {
             gateway_of: None,
             selected: BTreeSet::new(),
             clients_of: BTreeSet::new(),
+            planned: None,
         }
     }
 

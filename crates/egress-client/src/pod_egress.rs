@@ -67,13 +67,14 @@ impl PodEgress {
         Knowledge { is_disabled: !inputs.is_enabled(), selected, cluster }
     }
 
-    /// Leaves for later programs what a pod asks for, and of which Egresses it is a client, before their gateways are told.
+    /// Leaves for later programs what a pod asks for, and of which Egresses it is a client, before their gateways are told; `None` of these
+    /// is not known yet.
     pub(crate) fn record(
         &self,
         key: &Key,
         sandbox: &Sandbox,
         pod: Option<&SlimPod>,
-        clients_of: &BTreeSet<EgressName>,
+        clients_of: Option<&BTreeSet<EgressName>>,
     ) {
         let selected = self.knowledge(sandbox, pod, None).selected.unwrap_or_else(|| sandbox.selected());
         let annotations = intent::annotations(sandbox, pod);

@@ -276,7 +276,7 @@ impl PodEgress {
         pods.set(&attachments, intents);
         for (key, sandbox) in &attachments {
             let pod = shown.get(key).and_then(Option::as_deref);
-            self.record(key, sandbox, pod, &pods.usable_by(key));
+            self.record(key, sandbox, pod, pods.usable_by(key).as_ref());
         }
         if deps.inputs.is_enabled() && deps.pods.is_ready() && !pods.is_any_unknown() {
             deps.gateways.set_clients(clients(&attachments, pods));

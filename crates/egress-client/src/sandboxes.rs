@@ -60,6 +60,9 @@ pub(crate) struct Sandbox {
     /// Egresses at whose gateways the pod may be registered: a later program tells them if it is no client any more.
     #[serde(default)]
     pub(crate) clients_of: BTreeSet<String>,
+    /// Egresses of its last plan, those among `clients_of` that the kernel leads to; `None` if no program has recorded them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) planned: Option<BTreeSet<String>>,
 }
 
 /// Most Egresses in [`Sandbox::clients_of`]; beyond, only those that it is a client of now are kept.
@@ -93,25 +96,35 @@ impl Sandbox {
 
     /// Whether both are one attachment in one place, whatever its pod asks for.
     pub(crate) fn is_same_place(&self, other: &Self) -> bool {
-        let asked = |of: &Self| (of.annotations.clone(), of.selected.clone(), of.clients_of.clone());
-        let (annotations, selected, clients_of) = asked(other);
-        *other == Self { annotations, selected, clients_of, ..self.clone() }
+        let Self { annotations, selected, clients_of, planned, .. } = other.clone();
+        *other == Self { annotations, selected, clients_of, planned, ..self.clone() }
     }
 
-    /// With what its pod asks for now, and the Egresses that it is a client of.
+    /// Egresses that the pod is a client of until another plan is made. An earlier program has recorded only all that it had ever been a
+    /// client of.
+    pub(crate) fn planned(&self) -> BTreeSet<EgressName> {
+        let texts = self.planned.as_ref().unwrap_or(&self.clients_of);
+        texts.iter().filter_map(|text| EgressName::parse(text)).collect()
+    }
+
+    /// With what its pod asks for now, and the Egresses that it is a client of, unless these are not known yet.
     fn asking(
         &self,
         annotations: BTreeMap<String, String>,
         selected: &BTreeSet<EgressName>,
-        clients_of: &BTreeSet<EgressName>,
+        clients_of: Option<&BTreeSet<EgressName>>,
     ) -> Self {
         let texts =
             |all: &BTreeSet<EgressName>| all.iter().map(EgressName::to_string).collect::<BTreeSet<_>>();
-        let mut all: BTreeSet<String> = self.clients_of.union(&texts(clients_of)).cloned().collect();
+        let asking = Self { annotations, selected: texts(selected), ..self.clone() };
+        let Some(now) = clients_of.map(texts) else { return asking };
+        let mut all: BTreeSet<String> = self.clients_of.union(&now).cloned().collect();
         if all.len() > MAX_CLIENTS_OF {
-            all = texts(clients_of);
+            all.clone_from(&now);
         }
-        Self { annotations, selected: texts(selected), clients_of: all, ..self.clone() }
+        // Files of pods that never were clients stay as they are.
+        let planned = (!all.is_empty()).then_some(now);
+        Self { clients_of: all, planned, ..asking }
     }
 
     /// Whether it is an attachment of this pod, and not of an earlier one of the same name.
@@ -170,8 +183,8 @@ impl Sandboxes {
         self.write(key, text)
     }
 
-    /// Records what the pod of an attachment asks for now, and of which Egresses it is a client, if that is new. No other part is told of it: it is
-    /// for later programs.
+    /// Records what the pod of an attachment asks for now, and of which Egresses it is a client, if that is new; `None` of these is not known
+    /// yet, and leaves what is recorded. No other part is told of it: it is for later programs.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -180,7 +193,7 @@ impl Sandboxes {
         key: &Key,
         annotations: BTreeMap<String, String>,
         selected: &BTreeSet<EgressName>,
-        clients_of: &BTreeSet<EgressName>,
+        clients_of: Option<&BTreeSet<EgressName>>,
     ) -> io::Result<()> {
         let mut all = self.lock();
         let Some(known) = all.get_mut(key) else { return Ok(()) };
@@ -312,6 +325,7 @@ pub(crate) fn locate(directories: &[&Path], pod: &SlimPod) -> Option<Sandbox> {
             gateway_of: pod.gateway_of().map(str::to_owned),
             selected: BTreeSet::new(),
             clients_of: BTreeSet::new(),
+            planned: None,
         })
     })
 }
@@ -337,6 +351,7 @@ mod tests {
             gateway_of: None,
             selected: BTreeSet::new(),
             clients_of: BTreeSet::new(),
+            planned: None,
         }
     }
 
@@ -353,16 +368,39 @@ mod tests {
         let of = |name: &str| EgressName { namespace: "n".to_owned(), name: name.to_owned() };
         let annotations = BTreeMap::from([("egress.coil.cybozu.com/n".to_owned(), "b".to_owned())]);
         let clients = BTreeSet::from([of("b"), of("c")]);
-        sandboxes.record(&key("a"), annotations.clone(), &BTreeSet::from([of("c")]), &clients).unwrap();
+        sandboxes.record(&key("a"), annotations.clone(), &BTreeSet::from([of("c")]), Some(&clients)).unwrap();
         assert!(!changes.has_changed().unwrap() && sandboxes.get(&key("a")).unwrap().is_same_place(&first));
         // It asks for nothing any more, but gateways may not have been told yet.
-        sandboxes.record(&key("a"), BTreeMap::new(), &BTreeSet::new(), &BTreeSet::new()).unwrap();
+        sandboxes.record(&key("a"), BTreeMap::new(), &BTreeSet::new(), Some(&BTreeSet::new())).unwrap();
         let (again, used) = Sandboxes::load(&socket);
         assert_eq!(used, clients);
         assert_eq!(again.get(&key("a")).unwrap().annotations, BTreeMap::new());
+        assert_eq!(again.get(&key("a")).unwrap().planned(), BTreeSet::new());
         sandboxes.remove(&key("a"));
-        sandboxes.record(&key("a"), annotations, &clients, &clients).unwrap();
+        sandboxes.record(&key("a"), annotations, &clients, Some(&clients)).unwrap();
         assert!(Sandboxes::load(&socket).0.all().is_empty());
+    }
+
+    #[test]
+    fn the_egresses_of_the_last_plan_stay_recorded_while_it_is_not_known_what_a_pod_asks_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let (socket, netns) = (directory.path().join("s"), directory.path().join("netns"));
+        fs::write(&netns, "").unwrap();
+        let (sandboxes, _) = Sandboxes::load(&socket);
+        let of = |name: &str| EgressName { namespace: "n".to_owned(), name: name.to_owned() };
+        // An earlier program recorded only which gateways may have the pod.
+        let clients_of = BTreeSet::from(["n/a".to_owned(), "n/b".to_owned()]);
+        sandboxes.add(&key("a"), Sandbox { clients_of, ..sandbox(&netns) }).unwrap();
+        let planned = |sandboxes: &Sandboxes| sandboxes.get(&key("a")).unwrap().planned();
+        assert_eq!(planned(&Sandboxes::load(&socket).0), BTreeSet::from([of("a"), of("b")]));
+        let record = |clients_of: Option<&BTreeSet<EgressName>>| {
+            sandboxes.record(&key("a"), BTreeMap::new(), &BTreeSet::new(), clients_of).unwrap();
+        };
+        record(Some(&BTreeSet::from([of("b")])));
+        record(None);
+        let (again, used) = Sandboxes::load(&socket);
+        assert_eq!(planned(&again), BTreeSet::from([of("b")]));
+        assert_eq!(used, BTreeSet::from([of("a"), of("b")]), "gateways of both are told");
     }
 
     #[test]

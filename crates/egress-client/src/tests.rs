@@ -249,6 +249,25 @@ async fn a_later_program_adopts_what_is_there_and_changes_nothing() {
     within(SECOND, "an adopted pod is repaired", || has_what_the_article_prints(&pod)).await;
 }
 
+/// Whom gateways are not told of, they drop.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_later_program_that_cannot_plan_yet_keeps_a_client_registered() {
+    let (bed, pod) = client().await;
+    let mut later = article();
+    // The controller has not written the ranges of one of them yet.
+    later.egresses[1].status.as_mut().unwrap().cluster_ranges = None;
+    let bed = bed.restart(later).await;
+    within(2 * SECOND, "it is said", || bed.problems.get().iter().any(|it| it.contains(DOMESTIC))).await;
+    assert_eq!([INTERNET, DOMESTIC].map(|egress| bed.gateways.clients(egress)), [["u1"], ["u1"]]);
+    assert!(has_what_the_article_prints(&pod));
+    reaches_gateways(&pod);
+    bed.egresses.apply(egress(DOMESTIC, &["192.168.10.0/24"]));
+    within(2 * SECOND, "there is a plan", || bed.problems.get().is_empty()).await;
+    assert_eq!([INTERNET, DOMESTIC].map(|egress| bed.gateways.clients(egress)), [["u1"], ["u1"]]);
+    bed.pods.apply(shown(&[("domestic", "nat")], &json!({})));
+    within(2 * SECOND, "it is no client", || bed.gateways.clients(INTERNET).is_empty()).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_live_gateway_packets_are_refused_at_once() {
     let (bed, pod) = client().await;

@@ -31,6 +31,8 @@ struct Pod {
     intent: Intent,
     /// The last plan: what stays while another cannot be made.
     plan: Option<Plan>,
+    /// Egresses of the last plan of an earlier program, of which the pod stays a client until this one has a plan.
+    adopted: BTreeSet<EgressName>,
     wanted: Option<Work>,
     applied: Option<Work>,
     /// Whether it is to be compared with the kernel, as others may have changed it.
@@ -103,6 +105,7 @@ impl Pod {
         // What this program's ADD made has nothing of egress unless it is a client or a gateway.
         let applied = (is_of_this_program && intent == Intent::Nothing).then_some(Work::Nothing);
         Self {
+            adopted: sandbox.planned(),
             sandbox,
             intent,
             plan: None,
@@ -125,6 +128,15 @@ impl Pod {
             Intent::Ended | Intent::Nothing | Intent::Unknown => (None, &[]),
         };
         single.into_iter().chain(several)
+    }
+
+    /// Egresses at whose gateways the pod is to be registered; `None` where it is to have no tunnels, or that is not known yet.
+    fn usable(&self) -> Option<&BTreeSet<EgressName>> {
+        match (&self.intent, &self.plan) {
+            (Intent::Client(_) | Intent::Keep(_), Some(plan)) => Some(&plan.usable),
+            (Intent::Keep(_), None) if !self.adopted.is_empty() => Some(&self.adopted),
+            _ => None,
+        }
     }
 
     fn is_due(&self, now: Instant) -> bool {
@@ -160,7 +172,10 @@ impl Pods {
             pod.sandbox = Arc::clone(sandbox);
             match &intent {
                 Intent::Client(plan) => pod.plan = Some(plan.clone()),
-                Intent::Nothing | Intent::Gateway(_) => pod.plan = None,
+                Intent::Nothing | Intent::Gateway(_) => {
+                    pod.plan = None;
+                    pod.adopted.clear();
+                }
                 Intent::Ended | Intent::Keep(_) | Intent::Unknown => {}
             }
             pod.intent = intent;
@@ -179,15 +194,13 @@ impl Pods {
 
     /// The Egresses of each client that can be used.
     pub(super) fn usable(&self) -> impl Iterator<Item = (&Key, &BTreeSet<EgressName>)> {
-        let clients =
-            self.all.iter().filter(|(_, pod)| matches!(pod.intent, Intent::Client(_) | Intent::Keep(_)));
-        clients.filter_map(|(key, pod)| Some((key, &pod.plan.as_ref()?.usable)))
+        self.all.iter().filter_map(|(key, pod)| Some((key, pod.usable()?)))
     }
 
-    /// The Egresses of an attachment that can be used.
-    pub(super) fn usable_by(&self, key: &Key) -> BTreeSet<EgressName> {
-        let pod = self.all.get(key).filter(|pod| matches!(pod.intent, Intent::Client(_) | Intent::Keep(_)));
-        pod.and_then(|pod| pod.plan.as_ref()).map(|plan| plan.usable.clone()).unwrap_or_default()
+    /// The Egresses of an attachment that can be used; `None` while they are not known.
+    pub(super) fn usable_by(&self, key: &Key) -> Option<BTreeSet<EgressName>> {
+        let pod = self.all.get(key).filter(|pod| pod.intent != Intent::Unknown)?;
+        Some(pod.usable().cloned().unwrap_or_default())
     }
 
     /// Number of pods that have tunnels or should have some.
@@ -307,5 +320,55 @@ impl Pods {
         let new = pods.iter().filter(|pod| !self.on_host.contains(&name(pod))).cloned().collect();
         self.on_host = pods.iter().map(|pod| name(pod)).collect();
         new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandboxes::parse;
+
+    fn key() -> Key {
+        Key { container_id: "c1".to_owned(), ifname: "eth0".to_owned() }
+    }
+
+    /// The attachment as an earlier program has left it, which had moved the pod from `n/old` to `n/nat`.
+    fn attachments() -> BTreeMap<Key, Arc<Sandbox>> {
+        let file = r#"{
+            "namespace": "shop", "pod": "web", "uid": "u1", "netns": "/ns", "ifname": "eth0", "addresses": ["10.1.0.5"],
+            "mtu": 1420, "clients_of": ["n/nat", "n/old"], "planned": ["n/nat"]
+        }"#;
+        BTreeMap::from([(key(), Arc::new(parse(file.as_bytes()).unwrap()))])
+    }
+
+    fn usable(pods: &Pods) -> Vec<String> {
+        pods.usable().flat_map(|(_, usable)| usable).map(EgressName::to_string).collect()
+    }
+
+    /// The gateways that are not told of it drop what it sends.
+    #[test]
+    fn a_client_of_an_earlier_program_stays_one_while_no_plan_can_be_made() {
+        let attachments = attachments();
+        let mut pods = Pods::default();
+        let mut see = |intent: Intent| {
+            pods.set(&attachments, BTreeMap::from([(key(), intent)]));
+            (usable(&pods), pods.usable_by(&key()).map(|usable| usable.len()))
+        };
+        let keep = || Intent::Keep(EgressProblem::disabled());
+        assert_eq!(see(Intent::Unknown), (vec![], None), "nothing is told, and nothing recorded");
+        assert_eq!(see(keep()), (vec!["n/nat".to_owned()], Some(1)));
+        assert_eq!(see(Intent::Ended), (vec![], Some(0)));
+        assert_eq!(see(Intent::Client(Plan::nothing())), (vec![], Some(0)));
+        assert_eq!(see(keep()), (vec![], Some(0)), "the plan of this program counts");
+    }
+
+    #[test]
+    fn a_pod_that_asked_for_nothing_meanwhile_is_no_client_of_an_earlier_plan() {
+        let attachments = attachments();
+        let mut pods = Pods::default();
+        for intent in [Intent::Nothing, Intent::Keep(EgressProblem::disabled())] {
+            pods.set(&attachments, BTreeMap::from([(key(), intent)]));
+            assert_eq!(usable(&pods), [""; 0]);
+        }
     }
 }
