@@ -25,8 +25,8 @@ use fairlead_wire::node::node_server::Node;
 use fairlead_wire::node::{
     BlockRoute, DiscoveryService, ExternalPeer, IpamCheckRequest, IpamCheckResponse, IpamReleaseRequest,
     IpamReleaseResponse, IpamShowRequest, IpamShowResponse, MemberSource, NetcheckRequest, NetcheckResponse,
-    Peer, PingRequest, PingResponse, PortMapping, Relay, RotateKeyRequest, RotateKeyResponse, Router,
-    SourceAddress, StatusRequest, StatusResponse,
+    Peer, PingRequest, PingResponse, PortMapping, Relay, ReleasedBlock, RotateKeyRequest, RotateKeyResponse,
+    Router, SourceAddress, StatusRequest, StatusResponse,
 };
 use ipnet::IpNet;
 use tonic::{Request, Response, Status};
@@ -190,6 +190,7 @@ fn describe(report: &Report, answer: &mut StatusResponse, now: SystemTime) {
     answer.problems.extend(report.problems.iter().map(ToString::to_string));
     answer.relay = report.relay.as_ref().map(describe_relay);
     answer.port_mappings = describe_port_mappings(report);
+    answer.released_blocks = describe_released(&report.released, (Instant::now(), now));
     answer.nat64_prefixes = report.translation.nat64.iter().map(ToString::to_string).collect();
     answer.peers = report.peers.iter().map(|peer| describe_peer(peer, now)).collect();
     answer.external_peers = report.external.iter().map(|peer| describe_external(peer, now)).collect();
@@ -219,6 +220,16 @@ fn describe_port_mappings(report: &Report) -> Vec<PortMapping> {
         }
     };
     report.translation.port_mappings.0.iter().map(describe).collect()
+}
+
+/// Blocks that are guarded still; `now` is the present time by both clocks.
+fn describe_released(released: &[(IpNet, Instant)], now: (Instant, SystemTime)) -> Vec<ReleasedBlock> {
+    let describe = |(block, until): &(IpNet, Instant)| {
+        let left = until.checked_duration_since(now.0).filter(|left| !left.is_zero())?;
+        let until = now.1.checked_add(left)?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+        Some(ReleasedBlock { prefix: block.to_string(), until_seconds: until.as_secs_f64().round() })
+    };
+    released.iter().filter_map(describe).collect()
 }
 
 fn describe_discovery(status: DiscoveryStatus) -> Vec<DiscoveryService> {

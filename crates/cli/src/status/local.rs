@@ -4,16 +4,20 @@ use std::path::Path;
 
 use anyhow::anyhow;
 use comfy_table::Table;
+use fairlead_cluster::naming::some_of;
 use fairlead_wire::node::{
-    Block, DiscoveryService, ExternalPeer, MemberSource, Peer, PortMapping, Relay, Router, SourceAddress,
-    StatusRequest, StatusResponse,
+    Block, DiscoveryService, ExternalPeer, MemberSource, Peer, PortMapping, Relay, ReleasedBlock, Router,
+    SourceAddress, StatusRequest, StatusResponse,
 };
 use serde_json::{Value, json};
 
 use super::path;
 use crate::netcheck;
-use crate::output::{Output, age, bytes, milliseconds, or_dash, render, table};
+use crate::output::{Output, age, bytes, milliseconds, or_dash, render, table, time};
 use crate::query::connect;
+
+/// Most released blocks in a line.
+const MAX_RELEASED: usize = 3;
 
 /// The status of the node program at `socket`, or of one peer of it, and whether there is no problem.
 ///
@@ -36,7 +40,8 @@ pub(super) async fn node(
         return Ok((text, healthy));
     }
     let healthy = status.problems.is_empty() && status.peers.iter().all(|peer| peer.state == "up");
-    let text = render(output, || node_json(&status), |wide| node_table(&status, wide))?;
+    let text =
+        render(output, || with_released(node_json(&status), &status), |wide| node_table(&status, wide))?;
     Ok((text, healthy))
 }
 
@@ -88,6 +93,15 @@ fn node_json(status: &StatusResponse) -> Value {
             "prefixes": peer.prefixes, "standby": peer.standby,
         })).collect::<Vec<_>>(),
     })
+}
+
+/// The document with blocks that were released, if there are some.
+fn with_released(mut document: Value, status: &StatusResponse) -> Value {
+    let block = |it: &ReleasedBlock| json!({ "prefix": it.prefix, "until": time(it.until_seconds) });
+    if let Some(fields) = document.as_object_mut().filter(|_| !status.released_blocks.is_empty()) {
+        fields.insert("releasedBlocks".to_owned(), status.released_blocks.iter().map(block).collect());
+    }
+    document
 }
 
 pub(super) fn peer_json(peer: &Peer) -> Value {
@@ -150,6 +164,11 @@ fn device_lines(status: &StatusResponse) -> String {
     }
     if !status.next_public_key.is_empty() {
         text.push_str(&format!("the key will be replaced by {}\n\n", status.next_public_key));
+    }
+    let block = |it: &ReleasedBlock| format!("{} until {}", it.prefix, time(it.until_seconds));
+    let released: Vec<String> = status.released_blocks.iter().map(block).collect();
+    if !released.is_empty() {
+        text.push_str(&format!("released blocks guarded: {}\n\n", some_of(&released, MAX_RELEASED)));
     }
     text
 }
@@ -414,6 +433,23 @@ mod tests {
         assert!(value["peers"][0]["handshakeAgeSeconds"].is_null());
         assert!(value["peers"][0]["roundTripSeconds"].is_null());
         assert_eq!(value["peers"][0]["rxBytes"], 0);
+    }
+
+    #[test]
+    fn released_blocks_are_a_line_and_a_field_only_where_there_are_some() {
+        let without = StatusResponse::default();
+        assert!(!node_table(&without, true).contains("released"));
+        assert!(with_released(node_json(&without), &without).get("releasedBlocks").is_none());
+        let block = |at: u8| ReleasedBlock { prefix: format!("10.64.{at}.0/26"), until_seconds: 0.0 };
+        let status = StatusResponse { released_blocks: (1..=5).map(block).collect(), ..without };
+        let text = node_table(&status, false);
+        let first =
+            "released blocks guarded: 10.64.1.0/26 until 1970-01-01T00:00:00.000Z, 10.64.2.0/26 until ";
+        assert!(text.contains(first) && text.contains("10.64.3.0/26"), "{text}");
+        assert!(text.contains(" and 2 more\n") && !text.contains("10.64.4.0/26"), "{text}");
+        let told = with_released(node_json(&status), &status)["releasedBlocks"].clone();
+        assert_eq!(told.as_array().map(Vec::len), Some(5));
+        assert_eq!(told[4], json!({ "prefix": "10.64.5.0/26", "until": "1970-01-01T00:00:00.000Z" }));
     }
 
     /// Whether a later document says at least the same.

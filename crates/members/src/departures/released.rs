@@ -26,6 +26,13 @@ impl ReleasedBlocks {
         self.0.iter().map(|(block, until)| (block, *until))
     }
 
+    /// Blocks that are not inside of one of the `excluded` prefixes, which the mesh does not carry, with the times until which they are guarded.
+    pub fn outside(&self, excluded: &[IpNet]) -> Vec<(IpNet, Instant)> {
+        let is_excluded = |block: &IpNet| excluded.iter().any(|prefix| prefix.contains(block));
+        let all = self.0.iter().map(|(block, until)| (*block, *until));
+        all.filter(|(block, _)| !is_excluded(block)).collect()
+    }
+
     /// Time at which the first of them is guarded no more; `None` without any.
     pub(super) fn ends_at(&self) -> Option<Instant> {
         self.0.values().min().copied()

@@ -293,6 +293,11 @@ fn a_released_block_is_guarded_until_a_member_has_it_again_or_a_day_has_passed()
     bed.now = end - Duration::from_secs(1);
     bed.step(vec![own(&[]), other(&[])], &[]);
     assert_eq!(blocks(&bed), both);
+    let told = |excluded: &str| bed.departures.released().outside(&[excluded.parse().unwrap()]);
+    let net = |text: &str| text.parse::<IpNet>().unwrap();
+    assert_eq!(told("10.64.0.0/25"), [], "they are left to others");
+    assert_eq!(told("10.64.0.64/26"), [(net(both[0]), end)]);
+    assert_eq!(told("10.64.0.0/27"), [(net(both[0]), end), (net(both[1]), bed.now + GUARD)]);
     bed.now = end;
     bed.step(vec![own(&[]), other(&[])], &[]);
     assert_eq!(blocks(&bed), both[1..]);

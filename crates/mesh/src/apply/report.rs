@@ -151,6 +151,8 @@ pub struct Report {
     pub prepared_granularity: Option<Granularity>,
     /// Problems for status and Events.
     pub problems: Vec<MeshProblem>,
+    /// Blocks that were released, with the times until which what is sent there is dropped.
+    pub released: Vec<(IpNet, Instant)>,
     /// Packets for the mesh that were about to leave outside of it, and were dropped.
     pub guarded: u64,
     /// Counters of the paths.

@@ -1,7 +1,7 @@
-//! Reports of a mesh for tests.
+//! Reports of a mesh for tests, and what the status says of them.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use fairlead_dataplane::wireguard::{Backend, PortAccess};
 use fairlead_keys::{PeerConfig, PeerState, PublicKey};
@@ -12,6 +12,9 @@ use fairlead_mesh::apply::report::{
 use fairlead_mesh::plan::desired::OwnEndpoints;
 use fairlead_path::{NatType, Reason, State, Status};
 use fairlead_topology::Sources;
+use fairlead_wire::node::{ReleasedBlock, StatusResponse};
+
+use super::{describe, describe_released};
 
 /// A peer that is reached at an endpoint.
 pub(crate) fn peer() -> PeerReport {
@@ -69,9 +72,24 @@ pub(crate) fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
         peers,
         external: Vec::new(),
         prepared_granularity: None,
+        released: Vec::new(),
         guarded: 0,
         problems: Vec::new(),
         paths: PathCounters::default(),
         relay: None,
     }
+}
+
+#[test]
+fn released_blocks_are_told_with_the_time_until_which_they_are_guarded() {
+    let now = (Instant::now(), SystemTime::UNIX_EPOCH + Duration::from_millis(1_000_400));
+    let block =
+        |text: &str, seconds| (text.parse::<ipnet::IpNet>().unwrap(), now.0 + Duration::from_secs(seconds));
+    let released = vec![block("10.64.1.0/26", 60), block("10.64.2.0/26", 0)];
+    let told = ReleasedBlock { prefix: "10.64.1.0/26".to_owned(), until_seconds: 1060.0 };
+    assert_eq!(describe_released(&released, now), [told]);
+    let mut answer = StatusResponse::default();
+    describe(&Report { released, ..report(NatType::Open, Vec::new()) }, &mut answer, now.1);
+    assert_eq!(answer.released_blocks.len(), 1);
+    assert!(answer.problems.is_empty(), "it is no problem");
 }

@@ -116,6 +116,7 @@ pub(crate) fn report_of(peers: Vec<PeerReport>) -> Report {
         peers,
         external: Vec::new(),
         prepared_granularity: None,
+        released: Vec::new(),
         guarded: 0,
         problems: Vec::new(),
         saved_at: None,

@@ -70,6 +70,7 @@ impl<K: Kernel> Mesh<K> {
             },
             prepared_granularity: self.granularity.prepared(),
             problems,
+            released: inputs.departures.released().outside(&inputs.settings.routing.excluded),
             guarded: guarded.packets,
             saved_at: inputs.saved_at,
             peers,

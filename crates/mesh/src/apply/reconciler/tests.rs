@@ -28,6 +28,7 @@ mod first_endpoint;
 mod foreign;
 mod key_changes;
 mod listen_port;
+mod released;
 mod send_errors;
 
 fn mesh(kernel: &Shared) -> Mesh<FakeKernel> {

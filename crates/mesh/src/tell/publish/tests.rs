@@ -74,6 +74,7 @@ pub(crate) fn report(nat: NatType, peers: Vec<PeerReport>) -> Report {
         external: Vec::new(),
         prepared_granularity: None,
         problems: vec![MeshProblem::Plan(Problem::NoKey { node: "n".to_owned() }); 100],
+        released: Vec::new(),
         guarded: 0,
         paths: PathCounters::default(),
         relay: None,
