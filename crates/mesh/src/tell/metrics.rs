@@ -35,6 +35,7 @@ const TIME_TO_DIRECT_BUCKETS: [f64; 11] = [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0,
 pub struct MeshMetrics {
     peers: PeerMetrics,
     problems: Gauge,
+    released: Gauge,
     guarded: Counter,
     foreign_rules: Family<Label, Gauge>,
     port_access: Family<Label, Gauge>,
@@ -223,6 +224,11 @@ impl MeshMetrics {
         Self {
             peers: PeerMetrics::register(ours),
             problems: declare(ours, "mesh_problems", "Problems that `fairlead status` explains"),
+            released: declare(
+                ours,
+                "mesh_released_blocks",
+                "Blocks that nodes released, to which what this node sends is dropped for a day",
+            ),
             guarded: declare(
                 ours,
                 "mesh_guard_dropped_packets",
@@ -259,6 +265,7 @@ impl MeshMetrics {
     /// a hundred have, those whose tunnel does not work first.
     pub fn update(&self, node: &str, report: &Report, per_peer: bool) {
         self.problems.set(report.problems.len() as i64);
+        self.released.set(report.released.len() as i64);
         set(&self.guarded, report.guarded);
         for reason in Foreign::REASONS {
             let rules = report.problems.iter().filter(|problem| problem.reason() == reason).count();
@@ -372,6 +379,7 @@ impl MeshMetrics {
     pub fn clear(&self) {
         self.compatible.clear();
         self.problems.set(0);
+        self.released.set(0);
         self.foreign_rules.clear();
         self.update_port_access(None);
         self.clear_peers();
