@@ -109,12 +109,6 @@ impl MeshView {
         self.snapshot().report.map(|report| report.device.mtu)
     }
 
-    /// Whether the kernel is as the last step wants it, or there is a reason why not; false before the first step.
-    pub fn is_settled(&self) -> bool {
-        let Snapshot { report, failure, .. } = self.snapshot();
-        report.is_some() || failure.is_some_and(|failure| failure != MeshFailure::WaitingForApiServer)
-    }
-
     /// Reason why pods do not reach other nodes through the mesh. A cluster without a mesh has no problem with it.
     pub fn problem(&self) -> Option<MeshFailure> {
         self.snapshot().failure.filter(|failure| *failure != MeshFailure::NoMesh)

@@ -6,6 +6,7 @@ pub(crate) mod api_server;
 pub mod cleanup;
 pub(crate) mod handover;
 pub(crate) mod instance_lock;
+mod mesh_of_pods;
 mod node;
 mod server;
 pub(crate) mod settings;

@@ -58,7 +58,7 @@ pub struct Service {
 impl Node for Service {
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
         let StatusRequest { peer } = request.into_inner();
-        let Snapshot { report, failure, unpublished } = self.mesh.snapshot();
+        let Snapshot { report, failure, unpublished, .. } = self.mesh.snapshot();
         let mut answer = StatusResponse {
             node: self.node.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),

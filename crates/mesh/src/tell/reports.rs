@@ -1,7 +1,7 @@
 //! Reports of the mesh on their way to the status, metrics and the publisher.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use fairlead_keys::PublicKey;
 use fairlead_members::departures::Session;
@@ -33,6 +33,8 @@ pub struct Snapshot {
     pub report: Option<Arc<Report>>,
     /// Reason why the last reconciliation failed, or why there was none.
     pub failure: Option<MeshFailure>,
+    /// Time since which `failure` has been for the same reason.
+    pub failing_since: Option<Instant>,
     /// Reason why other nodes do not see this node's state.
     pub unpublished: Option<String>,
 }
@@ -91,7 +93,10 @@ impl Reports {
                 !is_known
             });
         }
-        self.lock().failure = Some(failure);
+        let mut snapshot = self.lock();
+        let lasts = snapshot.failure.as_ref().is_some_and(|known| known.reason() == failure.reason());
+        snapshot.failing_since = snapshot.failing_since.filter(|_| lasts).or_else(|| Some(Instant::now()));
+        snapshot.failure = Some(failure);
     }
 
     /// Reports that there is no mesh on this node any more.
@@ -99,8 +104,7 @@ impl Reports {
         if let Some(metrics) = &self.metrics {
             metrics.clear();
         }
-        let failure = Some(MeshFailure::NoMesh);
-        *self.lock() = Snapshot { report: None, failure, unpublished: None };
+        *self.lock() = Snapshot { failure: Some(MeshFailure::NoMesh), ..Snapshot::default() };
         self.published.send_replace(Publication::Left);
     }
 
@@ -136,5 +140,32 @@ impl Reports {
             *last = Publication::Member(report);
             differs
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn it_is_known_since_when_a_reason_has_lasted() {
+        let reports = Reports::new("self", None, false);
+        let since = |failure| {
+            std::thread::sleep(Duration::from_millis(2));
+            reports.fail(failure);
+            reports.snapshot().failing_since.unwrap()
+        };
+        let forbidden = |words: &str| MeshFailure::Forbidden(words.to_owned());
+        let first = since(forbidden("peers"));
+        assert_eq!(since(forbidden("meshes")), first, "in other words");
+        let other = since(MeshFailure::NodeNotFound("self".to_owned()));
+        assert!(other > first);
+        reports.clear_failure();
+        let again = since(MeshFailure::NodeNotFound("self".to_owned()));
+        assert!(again > other, "there was none in between");
+        reports.disable();
+        assert!(since(MeshFailure::NoMesh) > again);
     }
 }

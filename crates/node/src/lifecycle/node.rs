@@ -15,12 +15,10 @@ use fairlead_dataplane::uplink::{Ignored, has_ipv6};
 use fairlead_egress_client::{self as egress, Egress, EgressProblems, SourceAddresses};
 use fairlead_mesh::gather::identity;
 use fairlead_mesh::model::problem::MeshFailure;
-use fairlead_mesh::{
-    self as mesh, MeshCaches, MeshDeps, MeshHandle, MeshNode, MeshOutputs, MeshView, SourceWatches,
-};
+use fairlead_mesh::{self as mesh, MeshCaches, MeshDeps, MeshHandle, MeshNode, MeshOutputs, SourceWatches};
 use fairlead_pods::cni;
+use fairlead_pods::cni::CniDeps;
 use fairlead_pods::cni::records::Records;
-use fairlead_pods::cni::{CniDeps, MeshStatus};
 use fairlead_pods::container_locks::ContainerLocks;
 use fairlead_pods::inventory::Inventory;
 use fairlead_pods::ipam::{self, Ipam};
@@ -33,6 +31,7 @@ use tokio::sync::watch;
 
 use super::adopt::{self, Adopted};
 use super::api_server::Endpoints;
+use super::mesh_of_pods::MeshOfPods;
 use super::settings::{Access, Settings};
 use super::standalone::Objects;
 use super::watches::Caches;
@@ -401,22 +400,5 @@ impl Node {
         let nodes = &self.caches.nodes;
         let watched = nodes.is_ready().then(|| nodes.store.get(&ObjectRef::new(node)).is_some());
         shutdown::clear_if_deleted(&self.client, node, self.settings.numbers, watched).await;
-    }
-}
-
-/// The mesh as far as pods of this node depend on it.
-struct MeshOfPods(MeshView);
-
-impl MeshStatus for MeshOfPods {
-    fn mtu(&self) -> Option<u32> {
-        self.0.mtu()
-    }
-
-    fn problem(&self) -> Option<String> {
-        self.0.problem().map(|failure| failure.to_string())
-    }
-
-    fn is_settled(&self) -> bool {
-        self.0.is_settled()
     }
 }
