@@ -55,6 +55,11 @@ pub fn namespace_pools(socket: &Path) -> PathBuf {
     beside(socket).join("pools")
 }
 
+/// Empty file that an ADD leaves until the next boot: packets to other nodes were kept in the mesh by then, or there was none.
+pub fn attached(socket: &Path) -> PathBuf {
+    beside(socket).join("attached")
+}
+
 /// Directory with an empty file for each pod, named by its UID, that asked for no egress gateways when it was attached.
 pub fn without_egress(socket: &Path) -> PathBuf {
     beside(socket).join("without-egress")

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use fairlead_api::resources::WireKubeMesh;
+use fairlead_cluster::caches::Cache;
+
 use super::failure::{Failure, Reason};
 use crate::container_locks::{ContainerLocks, Guard};
 
@@ -18,29 +21,41 @@ pub trait MeshStatus: Send + Sync {
     /// Reason why pods of this node may not reach other nodes; `None` if nothing is wrong, or no mesh is wanted.
     fn problem(&self) -> Option<String>;
 
-    /// Whether the kernel leads packets to other nodes into the mesh or drops them, or there is none; false before the first step of the program.
+    /// Whether the kernel leads packets to other nodes into the mesh or drops them, or there is none, or a reason for that which lasts; false
+    /// before the first step of the program.
     fn is_settled(&self) -> bool;
 }
 
-/// Lock of a container whose interface may be attached: waits [`PATIENCE`] at most until the mesh is settled, where one is wanted. What a pod sends to other
+/// Whether packets to other nodes may still leave in clear text although there is to be a mesh. Before the API server has listed them, there may be one.
+pub(crate) fn is_starting(meshes: &Cache<WireKubeMesh>, mesh: &dyn MeshStatus) -> bool {
+    let is_wanted = !meshes.is_ready() || WireKubeMesh::selected(&meshes.store.state()).is_some();
+    is_wanted && !mesh.is_settled()
+}
+
+/// Whether an ADD waits for the mesh. Until it is known whether there is to be one, what was before goes on where pods were attached in this boot: the kernel
+/// keeps it, and pods that ran here get new sandboxes while the API server is away.
+pub(super) fn is_awaited(meshes: &Cache<WireKubeMesh>, mesh: &dyn MeshStatus, was_attached: bool) -> bool {
+    (meshes.is_ready() || !was_attached) && is_starting(meshes, mesh)
+}
+
+/// Lock of a container whose interface may be attached: waits [`PATIENCE`] at most while the mesh is awaited. What a pod sends to other
 /// nodes before, as after a reboot, leaves in clear text. A DEL of the container waits as well: it must not overtake the ADD.
 ///
 /// # Errors
-/// The mesh is not settled by then.
+/// The mesh is still awaited then.
 pub(super) async fn lock_once_settled(
     locks: &ContainerLocks,
     container: &str,
-    is_wanted: bool,
-    mesh: &dyn MeshStatus,
+    is_awaited: impl Fn() -> bool,
 ) -> Result<Guard, Failure> {
     let guard = locks.lock(container).await;
-    settled_within(PATIENCE, is_wanted, mesh).await?;
+    settled_within(PATIENCE, is_awaited).await?;
     Ok(guard)
 }
 
-async fn settled_within(patience: Duration, is_wanted: bool, mesh: &dyn MeshStatus) -> Result<(), Failure> {
+async fn settled_within(patience: Duration, is_awaited: impl Fn() -> bool) -> Result<(), Failure> {
     let settled = async {
-        while is_wanted && !mesh.is_settled() {
+        while is_awaited() {
             tokio::time::sleep(INTERVAL).await;
         }
     };
@@ -57,12 +72,18 @@ async fn settled_within(patience: Duration, is_wanted: bool, mesh: &dyn MeshStat
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
+    use fairlead_cluster::caches;
+    use fairlead_cluster::subsystem::Supervisor;
+    use futures::stream::{self, StreamExt as _};
+    use kube::runtime::watcher::Event;
+
     use super::*;
 
-    /// Settled at the look of this number.
-    struct Starting(AtomicU32);
+    struct Mesh {
+        is_settled: bool,
+    }
 
-    impl MeshStatus for Starting {
+    impl MeshStatus for Mesh {
         fn mtu(&self) -> Option<u32> {
             None
         }
@@ -72,25 +93,67 @@ mod tests {
         }
 
         fn is_settled(&self) -> bool {
-            self.0.fetch_sub(1, Ordering::Relaxed) == 1
+            self.is_settled
+        }
+    }
+
+    /// The cache of an API server that has listed these meshes; `None` before it has.
+    async fn cache(watches: &mut Supervisor, listed: Option<&[&str]>) -> Cache<WireKubeMesh> {
+        let mesh = |name: &&str| {
+            let spec = serde_json::from_value(serde_json::json!({})).unwrap();
+            Ok(Event::InitApply(WireKubeMesh::new(name, spec)))
+        };
+        let mut events = Vec::new();
+        if let Some(meshes) = listed {
+            events.push(Ok(Event::Init));
+            events.extend(meshes.iter().map(mesh));
+            events.push(Ok(Event::InitDone));
+        }
+        let events = stream::iter(events).chain(stream::pending());
+        let cache = caches::start(watches.subsystem("caches"), "WireKubeMeshes", events);
+        while listed.is_some() && !cache.is_ready() {
+            tokio::task::yield_now().await;
+        }
+        cache
+    }
+
+    const NO_MESH: &[&str] = &[];
+    const MESH: &[&str] = &["default"];
+
+    /// A mesh that is not listed yet is not one that is not there.
+    #[tokio::test]
+    async fn an_add_waits_until_it_is_known_whether_there_is_to_be_a_mesh() {
+        let (settled, starting) = (Mesh { is_settled: true }, Mesh { is_settled: false });
+        let mut watches = Supervisor::default();
+        for (listed, was_attached, waits) in [
+            (None, false, true),
+            (None, true, false),
+            (Some(NO_MESH), false, false),
+            (Some(MESH), false, true),
+            (Some(MESH), true, true),
+        ] {
+            let meshes = cache(&mut watches, listed).await;
+            assert_eq!(is_awaited(&meshes, &starting, was_attached), waits, "{listed:?} {was_attached}");
+            assert!(!is_awaited(&meshes, &settled, was_attached), "{listed:?}");
+            assert_eq!(is_starting(&meshes, &starting), listed != Some(NO_MESH), "{listed:?}");
         }
     }
 
     #[tokio::test]
-    async fn an_add_waits_for_the_mesh_where_there_is_to_be_one() {
+    async fn an_add_waits_for_the_mesh_for_a_while() {
         let (long, short) = (Duration::from_secs(30), Duration::from_millis(200));
-        assert_eq!(settled_within(long, true, &Starting(3.into())).await, Ok(()));
-        let never = settled_within(short, true, &Starting(1_000_000.into())).await.unwrap_err();
+        let looks = AtomicU32::new(3);
+        assert_eq!(settled_within(long, || looks.fetch_sub(1, Ordering::Relaxed) > 1).await, Ok(()));
+        let never = settled_within(short, || true).await.unwrap_err();
         assert_eq!(never.reason, Reason::MeshStarting);
         assert!(never.message.contains("has not started within 200ms"), "{}", never.message);
-        assert_eq!(settled_within(short, false, &Starting(1_000_000.into())).await, Ok(()));
     }
 
     /// The ADD goes on when its plugin is killed, and the runtime sends a DEL then.
     #[tokio::test]
     async fn a_del_waits_while_an_add_of_the_container_waits_for_the_mesh() {
-        let (locks, mesh) = (ContainerLocks::default(), Starting(1_000_000.into()));
-        let mut add = Box::pin(lock_once_settled(&locks, "a", true, &mesh));
+        let locks = ContainerLocks::default();
+        let mut add = Box::pin(lock_once_settled(&locks, "a", || true));
         assert!(futures::poll!(&mut add).is_pending());
         assert!(locks.try_lock("a").is_none());
         assert!(locks.try_lock("b").is_some());

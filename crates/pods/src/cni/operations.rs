@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use fairlead_api::resources::WireKubeMesh;
 use fairlead_dataplane::pods;
 use fairlead_ipam::Key;
 use fairlead_wire::cni::cni_server::Cni;
@@ -18,16 +17,16 @@ use super::check::Previous;
 use super::failure::{Failure, Reason, blocking};
 use super::mesh;
 use super::metrics::{CniMetrics, Operation};
-use super::service::{CniHandle, Service};
+use super::service::{CniDeps, CniHandle, Service};
 
 impl Service {
     async fn add(&self, args: CniArgs) -> Result<AddResponse, Failure> {
         let add = AddRequest::parse(args)?;
-        let is_mesh_wanted = WireKubeMesh::selected(&self.deps.meshes.store.state()).is_some();
-        let container = &add.key.container_id;
-        let locked =
-            mesh::lock_once_settled(&self.deps.locks, container, is_mesh_wanted, self.deps.mesh.as_ref());
-        let _guard = locked.await?;
+        let CniDeps { locks, meshes, mesh, records, .. } = &self.deps;
+        let was_attached = records.was_attached();
+        let waits = || mesh::is_awaited(meshes, mesh.as_ref(), was_attached);
+        let _guard = mesh::lock_once_settled(locks, &add.key.container_id, waits).await?;
+        records.note_attached();
         let repeated = self.deps.ipam.allocated(&add.key).is_some();
         Ok(AddResponse { result: self.stages.attach(&add, repeated).await? })
     }

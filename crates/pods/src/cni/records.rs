@@ -14,6 +14,8 @@ use std::time::SystemTime;
 use fairlead_ipam::Key;
 use fairlead_wire::spool;
 
+use crate::small_file;
+
 /// Record of an attachment: its network, and when it was attached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
@@ -29,6 +31,7 @@ pub struct Records {
     pending: PathBuf,
     networks: PathBuf,
     namespace_pools: PathBuf,
+    attached: PathBuf,
 }
 
 impl Records {
@@ -38,12 +41,29 @@ impl Records {
             pending: spool::pending_deletions(socket),
             networks: spool::networks(socket),
             namespace_pools: spool::namespace_pools(socket),
+            attached: spool::attached(socket),
         }
     }
 
     /// File with the pools of namespaces.
     pub(super) fn namespace_pools(&self) -> PathBuf {
         self.namespace_pools.clone()
+    }
+
+    /// Whether an ADD of this boot came as far as [`Self::note_attached`], also one of an earlier program.
+    pub(super) fn was_attached(&self) -> bool {
+        self.attached.exists()
+    }
+
+    /// Remembers until the next boot that pods are attached.
+    pub(super) fn note_attached(&self) {
+        if self.was_attached() {
+            return;
+        }
+        if let Err(error) = small_file::replace(&self.attached, "") {
+            let file = self.attached.display();
+            tracing::warn!(%file, %error, "cannot note that pods are attached: a program that starts without the API server attaches none");
+        }
     }
 
     /// DELs that plugins left for the node program.

@@ -4,9 +4,9 @@
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
-use crate::outage::TIMEOUT;
+use crate::outage::{TIMEOUT, container, node};
 use anyhow::{Context, Result, ensure};
-use fairlead_demo::objects::{MESHES, POOLS};
+use fairlead_demo::objects::{MESHES, NAMESPACE, POOLS};
 use fairlead_demo::{World, topology};
 use serde_json::Value;
 use testbed_lab::Progress;
@@ -151,7 +151,10 @@ fn with_coils_rights_pods_start_and_what_is_refused_is_named() {
     world.node(NODE).unwrap().start().unwrap();
     world.node(NODE).unwrap().wait_ready(TIMEOUT).unwrap();
 
-    world.start_pod("first", NODE).unwrap();
+    world.make_pod("first", NODE).unwrap();
+    let (plugin, first) = (node(&world, NODE).plugin().unwrap(), container(&world, "first", NAMESPACE));
+    // A refusal counts once it has lasted: the API server may be starting.
+    world.wait_for(TIMEOUT, |_| plugin.add(&first)).unwrap();
     let ready = readiness(&mut world);
     assert!(ready.starts_with("HTTP/1.1 200 "), "{ready}");
     let said = problems(&mut world).join("\n");
