@@ -213,6 +213,15 @@ pub fn sync_blocks(ids: RoutingIds, blocks: &[IpNet]) -> Result<Difference<Route
     sync_some(ids.table_pods(), ids.protocol(), &block_routes(ids, blocks), is_last_unreachable)
 }
 
+/// Adds the routes of [`sync_blocks`] for these blocks, and leaves those for other blocks.
+///
+/// # Errors
+/// See [`sync_table`].
+pub fn add_blocks(ids: RoutingIds, blocks: &[IpNet]) -> Result<Difference<Route>> {
+    let is_of_blocks = |route: &Route| is_last_unreachable(route) && blocks.contains(&route.destination);
+    sync_some(ids.table_pods(), ids.protocol(), &block_routes(ids, blocks), is_of_blocks)
+}
+
 /// A route that refuses packets which no other route of its table takes.
 pub(crate) fn unreachable(table: u32, protocol: u8, destination: IpNet) -> Route {
     let is_ipv6 = IpFamily::of(destination.addr()) == IpFamily::V6;

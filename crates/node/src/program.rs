@@ -34,6 +34,7 @@ pub async fn run(settings: Settings, access: Access, stop: impl Future<Output = 
     let events = node.start_events(&mut supervisor);
     let ipam = node.start_ipam(&events, &mut supervisor).await?;
     let mesh = node.start_mesh(&events, &mut supervisor);
+    node.start_pod_network(&ipam, &mesh, &mut supervisor);
     let router = node.start_router(&mut supervisor);
     node.start_http(&ipam, &mut supervisor)?;
     let egress = node.start_egress(&ipam, &events, &mut supervisor);

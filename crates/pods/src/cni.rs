@@ -34,6 +34,7 @@ pub use self::attach::{
 pub use self::attachment::Attachment;
 pub use self::failure::{Failure, Reason, blocking};
 pub use self::mesh::MeshStatus;
+pub(crate) use self::mesh::is_starting;
 use self::mtu::PodMtu;
 use self::service::Service;
 pub use self::service::{CniDeps, CniHandle};

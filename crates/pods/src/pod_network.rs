@@ -31,6 +31,7 @@ use ipnet::IpNet;
 use tokio::time::{sleep, timeout};
 
 use self::metrics::{Object, PodNetworkMetrics};
+use crate::cni::{self, MeshStatus};
 use crate::container_locks::{ContainerLocks, Guard};
 use crate::ipam::Ipam;
 
@@ -57,6 +58,8 @@ pub struct PodNetwork {
     pub meshes: Arc<Cache<WireKubeMesh>>,
     /// Tell the networks of pods of other plugins.
     pub peers: Arc<Cache<CachedPeer>>,
+    /// The mesh.
+    pub mesh: Arc<dyn MeshStatus>,
     /// Counter of corrections.
     pub metrics: PodNetworkMetrics,
     /// Problems, for the status.
@@ -114,9 +117,10 @@ impl PodNetwork {
                 Ok(dropped) => problems.extend(dropped),
                 Err(error) => problems.push(format!("{error:#}")),
             }
+            let is_mesh_starting = self.is_mesh_starting();
             let outcomes = [
                 self.restore_pods().await,
-                self.refuse_unallocated(&mut blocks).await,
+                self.refuse_unallocated(&mut blocks, is_mesh_starting).await,
                 self.check_sources().await,
             ];
             for outcome in outcomes {
@@ -134,6 +138,7 @@ impl PodNetwork {
                     () = self.ipam.blocks_changed() => {}
                     _ = pools.changed() => {}
                     _ = meshes.changed() => {}
+                    () = self.mesh_started(), if is_mesh_starting => {}
                 }
             };
             let _ = timeout(SWEEP_INTERVAL, changed).await;
@@ -173,19 +178,34 @@ impl PodNetwork {
     }
 
     /// Packets to addresses of this node's blocks that no pod has are refused. Waits for the blocks: what was refused before the
-    /// start goes on until they are known. `known` are the blocks of the last time; with the same ones, a difference is a
-    /// correction.
-    async fn refuse_unallocated(&self, known: &mut Option<Vec<IpNet>>) -> anyhow::Result<()> {
+    /// start goes on until they are known, and until the mesh keeps packets to those that are another node's by now. `known` are the blocks
+    /// of the last time; with the same ones, a difference is a correction.
+    async fn refuse_unallocated(
+        &self,
+        known: &mut Option<Vec<IpNet>>,
+        is_mesh_starting: bool,
+    ) -> anyhow::Result<()> {
         let Some(blocks) = self.ipam.pod_prefixes() else { return Ok(()) };
         let ids = self.ipam.numbers();
         let wanted = blocks.clone();
-        let done = tokio::task::spawn_blocking(move || routes::sync_blocks(ids, &wanted)).await?;
+        let set = if is_mesh_starting { routes::add_blocks } else { routes::sync_blocks };
+        let done = tokio::task::spawn_blocking(move || set(ids, &wanted)).await?;
         let done = done.context("cannot refuse packets to addresses that no pod has")?;
         if !done.is_empty() && known.as_ref() == Some(&blocks) {
             self.corrected(Object::Block, "set the routes that refuse packets to addresses of no pod", None);
         }
-        *known = Some(blocks);
+        *known = (!is_mesh_starting).then_some(blocks);
         Ok(())
+    }
+
+    fn is_mesh_starting(&self) -> bool {
+        cni::is_starting(&self.meshes, self.mesh.as_ref())
+    }
+
+    async fn mesh_started(&self) {
+        while self.is_mesh_starting() {
+            sleep(MIN_PAUSE).await;
+        }
     }
 
     async fn check_sources(&self) -> anyhow::Result<()> {

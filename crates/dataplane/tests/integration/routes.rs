@@ -3,8 +3,8 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use fairlead_dataplane::routes::{
-    LOOPBACK_INDEX, ensure_rules, mesh_rules, pod_rules, rule_difference, sync_blocks, sync_export,
-    sync_table, table_difference,
+    LOOPBACK_INDEX, add_blocks, ensure_rules, mesh_rules, pod_rules, rule_difference, sync_blocks,
+    sync_export, sync_table, table_difference,
 };
 use fairlead_dataplane::routing_ids::RoutingIds;
 use fairlead_netlink::netns::Netns;
@@ -86,6 +86,14 @@ fn addresses_of_a_block_that_no_pod_has_are_refused_instead_of_routed_away() {
     }
     assert!(to("10.1.0.32").contains(" via "), "behind the end of the block");
     assert!(at(&netns, || sync_blocks(ids, &blocks).unwrap()).is_empty());
+
+    // Before it is known who has the others.
+    assert!(at(&netns, || add_blocks(ids, &blocks[..1]).unwrap()).is_empty());
+    sh_in(&netns, "ip route del unreachable 10.1.0.0/27 table 116");
+    assert_eq!(at(&netns, || add_blocks(ids, &blocks[..1]).unwrap()).add.len(), 1);
+    for address in free.into_iter().chain(["10.2.0.8"]) {
+        assert!(to(address).contains("No route to host"), "{}", to(address));
+    }
 
     // Another program deletes them; later the blocks go to other nodes.
     sh_in(&netns, "ip route flush table 116 type unreachable");

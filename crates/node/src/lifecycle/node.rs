@@ -169,18 +169,31 @@ impl Node {
                 block_record: spool::block_record(&settings.socket),
             };
             ipam::start(&ipam, deps, supervisor);
-            let network = PodNetwork {
-                ipam: Arc::clone(&ipam),
-                locks: Arc::clone(&locks),
-                pools: Arc::clone(&caches.pools),
-                meshes: Arc::clone(&caches.meshes),
-                peers: Arc::clone(&caches.peers),
-                metrics: self.metrics.pod_network.clone(),
-                problems: self.pod_network.clone(),
-            };
-            network.start(&self.kernel, supervisor.subsystem("pod network"));
         }
         Ok(IpamHandle { ipam, records, locks })
+    }
+
+    /// Keeps the pods connected, where this program makes their interfaces.
+    pub(crate) fn start_pod_network(
+        &self,
+        ipam: &IpamHandle,
+        mesh: &MeshHandle,
+        supervisor: &mut Supervisor,
+    ) {
+        if !self.settings.enable_ipam {
+            return;
+        }
+        let network = PodNetwork {
+            ipam: Arc::clone(&ipam.ipam),
+            locks: Arc::clone(&ipam.locks),
+            pools: Arc::clone(&self.caches.pools),
+            meshes: Arc::clone(&self.caches.meshes),
+            peers: Arc::clone(&self.caches.peers),
+            mesh: Arc::new(MeshOfPods(mesh.view())),
+            metrics: self.metrics.pod_network.clone(),
+            problems: self.pod_network.clone(),
+        };
+        network.start(&self.kernel, supervisor.subsystem("pod network"));
     }
 
     async fn adopt_pods(&self, records: &Records, events: &EventPublisher) -> anyhow::Result<Arc<Ipam>> {
