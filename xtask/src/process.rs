@@ -104,6 +104,21 @@ fn processor_time(child: &Child) -> Duration {
     Duration::from_millis(ticks.saturating_mul(10))
 }
 
+/// Processor time that all programs of the machine have used since it started; zero if it cannot be read.
+pub(crate) fn machine_time() -> Duration {
+    busy(&std::fs::read_to_string("/proc/stat").unwrap_or_default())
+}
+
+/// `user`, `nice`, `system`, `irq` and `softirq` of all processors in proc_stat(5), whose unit is that of [`processor_time`].
+fn busy(stat: &str) -> Duration {
+    let fields = stat.lines().find_map(|line| line.strip_prefix("cpu ")).unwrap_or_default();
+    // Of the fields, idle and iowait are the fourth and fifth; the steal of a hypervisor and later ones are no time of programs here.
+    let of_programs = |number: usize| matches!(number, 0..=2 | 5..=6);
+    let fields = fields.split_ascii_whitespace().enumerate().filter(|(number, _)| of_programs(*number));
+    let ticks: u64 = fields.filter_map(|(_, field)| field.parse::<u64>().ok()).sum();
+    Duration::from_millis(ticks.saturating_mul(10))
+}
+
 /// The lines of its output, which end when all who have it open are gone.
 fn lines_of(child: &mut Child) -> Receiver<String> {
     let (sender, receiver) = channel();
@@ -217,6 +232,14 @@ mod tests {
     fn the_processor_time_of_children_counts() {
         let (outcome, _) = run_script("sh -c 'i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done'", LONG);
         assert!(outcome.as_ref().is_ok_and(|ended| ended.cpu > Duration::from_millis(50)), "{outcome:?}");
+    }
+
+    #[test]
+    fn the_time_of_the_machine_is_that_of_all_processors_without_waiting() {
+        let stat = "cpu  100 20 30 90000 8000 4 5 700 60 0\ncpu0 50 10 15 45000 4000 2 2 350 30 0\n";
+        assert_eq!(busy(stat), Duration::from_millis(1590));
+        assert_eq!(busy(""), Duration::ZERO);
+        assert!(machine_time() > Duration::ZERO);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::time::{Duration, Instant};
 
+use crate::process;
 use crate::setup::{self, Kubernetes};
 use crate::steps::{self, Result, print, say};
 use executables::Executable;
@@ -75,9 +76,11 @@ pub(crate) fn run(arguments: &[String]) -> Result {
     if let Some(changed) = &changed {
         jobs.retain(|job| changed.contains(&job.executable.package));
     }
+    let before = process::machine_time();
     let reports = run_jobs(&jobs, &executables, &filter);
+    let busy = process::machine_time().saturating_sub(before);
     let total = sum(&chosen.rings, &jobs, &reports, &filter);
-    say_times(&jobs, &reports, built, start.elapsed());
+    say_times(&jobs, &reports, built, start.elapsed(), busy);
     print(&format!("{}\n", total.counts));
     if total.problems.is_empty() { Ok(()) } else { Err(total.problems.join("\n       ")) }
 }
@@ -159,8 +162,9 @@ fn sum(rings: &[&Ring], jobs: &[Job<'_>], reports: &[Report], filter: &Filter) -
     total
 }
 
-/// Names the slowest tests and what the run consisted of, and writes the times of all jobs for `times.tsv`.
-fn say_times(jobs: &[Job<'_>], reports: &[Report], built: Duration, all: Duration) {
+/// Names the slowest tests and what the run consisted of, and writes the times of all jobs for `times.tsv`. `busy` is the processor time of
+/// the whole machine: jobs are not told of what processes used that did not end before them, such as nodes that lose their power.
+fn say_times(jobs: &[Job<'_>], reports: &[Report], built: Duration, all: Duration, busy: Duration) {
     let mut tests: Vec<(Duration, String)> = Vec::new();
     let mut times = Times::default();
     for (job, report) in jobs.iter().zip(reports) {
@@ -182,10 +186,12 @@ fn say_times(jobs: &[Job<'_>], reports: &[Report], built: Duration, all: Duratio
     }
     let cpu: f64 = reports.iter().filter_map(|report| report.time).map(|time| time.cpu).sum();
     say(&format!(
-        "tests: {:.0} s in all: {:.0} s set-up and build, {:.0} s tests, which used {cpu:.0} s of processor time",
+        "tests: {:.0} s in all: {:.0} s set-up and build, {:.0} s tests, which used {cpu:.0} s of processor time, \
+         and all programs of the machine {:.0} s",
         all.as_secs_f64(),
         built.as_secs_f64(),
         all.saturating_sub(built).as_secs_f64(),
+        busy.as_secs_f64(),
     ));
 }
 
