@@ -136,7 +136,8 @@ pub(crate) fn plan<'a>(
             tests.iter().filter_map(|test| ring.soaks(&executable.package, test)).collect();
         let limit = if soaked.is_empty() { ring.limit } else { SOAK_LIMIT };
         let alone = ring.alone.contains(&name) || soaked.iter().any(|soaked| soaked.alone);
-        Job { ring, executable, module, tests, seconds: time.seconds, share: time.share(), alone, limit }
+        let share = time.share().max(ring.least);
+        Job { ring, executable, module, tests, seconds: time.seconds, share, alone, limit }
     };
     modules.into_iter().map(job).collect()
 }
@@ -179,6 +180,7 @@ pub(crate) fn programs(executables: &[Executable]) -> String {
 mod tests {
     use super::*;
     use crate::suite::rings::RINGS;
+    use crate::suite::times::Time;
 
     fn words(words: &[&str]) -> Vec<String> {
         words.iter().map(|word| (*word).to_owned()).collect()
@@ -226,6 +228,17 @@ mod tests {
         assert_eq!(of(Selection::All).len(), 2);
         let jobs = plan(ring, &executable, tests.clone(), Selection::Soak, &Times::default());
         assert!(soaked.alone && jobs.iter().all(|job| job.alone && job.limit == SOAK_LIMIT));
+    }
+
+    #[test]
+    fn a_cluster_of_real_nodes_has_its_share_although_the_table_has_less() {
+        let mut times = Times::default();
+        times.insert("p", "mesh", Time { seconds: 400.0, cpu: 80.0 });
+        let share = |name| {
+            let tests = words(&["mesh::a"]);
+            plan(ring(name), &executable("p", true), tests, Selection::All, &times)[0].share
+        };
+        assert_eq!((share("nodes"), share("demo")), (50, 20));
     }
 
     #[test]
