@@ -14,8 +14,6 @@ use std::time::SystemTime;
 use fairlead_ipam::Key;
 use fairlead_wire::spool;
 
-use crate::small_file;
-
 /// Record of an attachment: its network, and when it was attached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
@@ -50,17 +48,20 @@ impl Records {
         self.namespace_pools.clone()
     }
 
-    /// Whether an ADD of this boot came as far as [`Self::note_attached`], also one of an earlier program.
+    /// Whether an ADD of this boot came as far as [`Self::note_attached`], also one of an earlier program: those of before that file have
+    /// left records of attachments.
     pub(super) fn was_attached(&self) -> bool {
-        self.attached.exists()
+        self.attached.exists() || self.all().is_ok_and(|all| !all.is_empty())
     }
 
     /// Remembers until the next boot that pods are attached.
     pub(super) fn note_attached(&self) {
-        if self.was_attached() {
+        if self.attached.exists() {
             return;
         }
-        if let Err(error) = small_file::replace(&self.attached, "") {
+        // Several ADDs may do so at once. The file is empty, so that none sees half of it.
+        let directory = self.attached.parent().map_or(Ok(()), fs::create_dir_all);
+        if let Err(error) = directory.and_then(|()| File::create(&self.attached)) {
             let file = self.attached.display();
             tracing::warn!(%file, %error, "cannot note that pods are attached: a program that starts without the API server attaches none");
         }
@@ -206,6 +207,22 @@ mod tests {
         records.remove(&key("one")).unwrap();
         assert_eq!(records.attachments("a").unwrap(), [key("two")]);
         assert!(records.attachments("../a").is_err());
+    }
+
+    #[test]
+    fn a_file_or_a_record_of_an_earlier_version_says_that_pods_were_attached() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("s");
+        let records = Records::beside(&socket);
+        assert!(!records.was_attached());
+        records.add("a", &key("one")).unwrap();
+        assert!(records.was_attached());
+        records.remove(&key("one")).unwrap();
+        assert!(!records.was_attached());
+        for _ in 0..2 {
+            records.note_attached();
+            assert!(records.was_attached() && spool::attached(&socket).is_file());
+        }
     }
 
     #[test]
