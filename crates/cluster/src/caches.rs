@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::hash::Hash;
 use std::ops::RangeInclusive;
 use std::pin::pin;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::{Stream, StreamExt, stream};
 use kube::runtime::reflector::{self, Lookup, Store};
@@ -34,7 +34,7 @@ where
     /// The objects.
     pub store: Store<K>,
     generation: watch::Receiver<u64>,
-    refusal: watch::Receiver<Option<Refusal>>,
+    refusal: watch::Receiver<Option<Refused>>,
     interruptions: watch::Receiver<u64>,
     interrupted: watch::Receiver<Option<Instant>>,
 }
@@ -64,6 +64,24 @@ impl Refusal {
             404 => Some(Self::UnknownResource(what)),
             _ => None,
         }
+    }
+}
+
+/// Refusals in a row.
+#[derive(Debug)]
+struct Refused {
+    latest: Refusal,
+    first_at: Instant,
+    latest_at: Instant,
+}
+
+impl Refused {
+    fn again(before: Option<&Self>, latest: Refusal, now: Instant) -> Self {
+        Self { latest, first_at: before.map_or(now, |before| before.first_at), latest_at: now }
+    }
+
+    fn lasted(&self) -> Duration {
+        self.latest_at.saturating_duration_since(self.first_at)
     }
 }
 
@@ -99,7 +117,13 @@ where
 
     /// Refusal of the latest list or watch; `None` if there was none.
     pub fn refusal(&self) -> Option<Refusal> {
-        self.refusal.borrow().clone()
+        self.refusal.borrow().as_ref().map(|refused| refused.latest.clone())
+    }
+
+    /// Time from the first to the latest refusal in a row; zero if it was refused once or not at all. The pause before the next attempt, up
+    /// to a minute, does not count: the API server may refuse nothing any more.
+    pub fn refused_for(&self) -> Duration {
+        self.refusal.borrow().as_ref().map(Refused::lasted).unwrap_or_default()
     }
 
     /// Whether the first list has arrived or was refused: waiting longer brings nothing.
@@ -186,7 +210,8 @@ where
                     }
                 }
                 Err(error) => {
-                    let refusal = Refusal::of(what, &error);
+                    let again = |refusal| Refused::again(refused.borrow().as_ref(), refusal, Instant::now());
+                    let refusal = Refusal::of(what, &error).map(again);
                     let is_new = refusal.is_some() && refused.borrow().is_none();
                     refused.send_replace(refusal);
                     if is_new {
@@ -292,10 +317,33 @@ mod tests {
         let (cache, update) = cache_of([Err(error(403)), Ok(Event::Init), Ok(Event::InitDone)]);
         update.await;
         assert_eq!((cache.refusal(), cache.is_ready()), (None, true));
+        assert_eq!(cache.refused_for(), Duration::ZERO);
         assert_eq!(cache.interrupted_at(), None);
         let (cache, update) = cache_of([Ok(Event::Init), Ok(Event::InitDone), Err(error(500))]);
         update.await;
         assert!(cache.is_ready() && cache.interrupted_at().is_some());
+    }
+
+    /// A watch is tried again after up to a minute, and the API server may have refused it only while it started.
+    #[tokio::test]
+    async fn what_was_refused_once_has_not_been_refused_for_long() {
+        let now = Instant::now();
+        let forbidden = || Refusal::Forbidden(String::new());
+        let once = Refused::again(None, forbidden(), now);
+        assert_eq!(once.lasted(), Duration::ZERO);
+        let again = Refused::again(Some(&once), forbidden(), now + Duration::from_secs(50));
+        assert_eq!(again.lasted(), Duration::from_secs(50));
+
+        let twice = stream::iter([Err(error(403)), Err(error(403))]).chain(stream::pending());
+        let mut supervisor = Supervisor::default();
+        let cache = start::<Namespace>(supervisor.subsystem("caches"), "Namespaces", twice);
+        while !cache.has_answer() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(cache.refused_for(), Duration::ZERO);
+        while cache.refused_for().is_zero() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     #[tokio::test]

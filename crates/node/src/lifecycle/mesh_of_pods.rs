@@ -1,42 +1,52 @@
 //! The mesh as far as pods of this node depend on it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fairlead_mesh::model::problem::MeshFailure;
 use fairlead_mesh::{MeshView, Snapshot};
 use fairlead_pods::cni::MeshStatus;
 
-/// Time for which the API server must keep this node from the mesh until that counts. While it starts, it refuses what RBAC grants, and does
-/// not know its custom resources; after etcd was restored, the Node may be missing until its kubelet registers it.
-const TRANSIENT: Duration = Duration::from_secs(30);
+use super::watches::Caches;
+
+/// Time for which the Node must be missing until that counts: after etcd was restored, it may be until its kubelet registers it.
+const NODE_MISSING: Duration = Duration::from_secs(30);
+/// Least time between the first and the latest refusal of the API server in a row for which these count: while it starts, it refuses what
+/// RBAC grants, and does not know its custom resources.
+const REFUSED: Duration = Duration::from_secs(20);
 
 /// Status of the mesh for the CNI service and the network of the pods.
-pub(super) struct MeshOfPods(pub(super) MeshView);
+pub(super) struct MeshOfPods {
+    pub(super) view: MeshView,
+    pub(super) caches: Arc<Caches>,
+}
 
 impl MeshStatus for MeshOfPods {
     fn mtu(&self) -> Option<u32> {
-        self.0.mtu()
+        self.view.mtu()
     }
 
     fn problem(&self) -> Option<String> {
-        self.0.problem().map(|failure| failure.to_string())
+        self.view.problem().map(|failure| failure.to_string())
     }
 
     fn is_settled(&self) -> bool {
-        let Snapshot { report, failure, failing_since, .. } = self.0.snapshot();
+        let Snapshot { report, failure, failing_since, .. } = self.view.snapshot();
         let lasted = failing_since.map(|since| since.elapsed()).unwrap_or_default();
-        report.is_some() || failure.is_some_and(|failure| counts(&failure, lasted))
+        let refused_for = self.caches.mesh_refused_for();
+        report.is_some() || failure.is_some_and(|failure| counts(&failure, lasted, refused_for))
     }
 }
 
-/// Whether a failure that has lasted this long is a reason to start pods without a mesh. Pure.
-fn counts(failure: &MeshFailure, lasted: Duration) -> bool {
+/// Whether a failure that has `lasted` is a reason to start pods without a mesh, where the API server has refused lists for `refused_for`. Pure.
+fn counts(failure: &MeshFailure, lasted: Duration, refused_for: Duration) -> bool {
     match failure {
         MeshFailure::DeviceFailed(_)
         | MeshFailure::KernelRefused(_)
         | MeshFailure::KeyUnusable(_)
         | MeshFailure::NumbersTaken(_) => true,
-        MeshFailure::Forbidden(_) | MeshFailure::NoMesh | MeshFailure::NodeNotFound(_) => lasted >= TRANSIENT,
+        MeshFailure::Forbidden(_) | MeshFailure::NoMesh => refused_for >= REFUSED,
+        MeshFailure::NodeNotFound(_) => lasted >= NODE_MISSING,
         MeshFailure::WaitingForApiServer => false,
     }
 }
@@ -45,22 +55,25 @@ fn counts(failure: &MeshFailure, lasted: Duration) -> bool {
 mod tests {
     use super::*;
 
+    const HOUR: Duration = Duration::from_secs(3600);
+
     #[test]
     fn what_the_api_server_says_while_it_starts_counts_once_it_lasts() {
         let words = String::new;
-        let (at_once, soon, later) = (Duration::ZERO, Duration::from_secs(29), Duration::from_secs(30));
-        for failure in
-            [MeshFailure::Forbidden(words()), MeshFailure::NoMesh, MeshFailure::NodeNotFound(words())]
-        {
+        let at = |seconds| Duration::from_secs(seconds);
+        let missing = MeshFailure::NodeNotFound(words());
+        assert_eq!([0, 29, 30].map(|lasted| counts(&missing, at(lasted), HOUR)), [false, false, true]);
+        for refused in [MeshFailure::Forbidden(words()), MeshFailure::NoMesh] {
+            // The failure stays while the API server is not asked again.
             assert_eq!(
-                [at_once, soon, later].map(|lasted| counts(&failure, lasted)),
+                [0, 19, 20].map(|seconds| counts(&refused, HOUR, at(seconds))),
                 [false, false, true],
-                "{failure}"
+                "{refused}"
             );
         }
         for failure in [MeshFailure::KeyUnusable(words()), MeshFailure::DeviceFailed(words())] {
-            assert!(counts(&failure, at_once), "{failure:?}");
+            assert!(counts(&failure, Duration::ZERO, Duration::ZERO), "{failure:?}");
         }
-        assert!(!counts(&MeshFailure::WaitingForApiServer, Duration::from_secs(3600)));
+        assert!(!counts(&MeshFailure::WaitingForApiServer, HOUR, HOUR));
     }
 }

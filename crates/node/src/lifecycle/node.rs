@@ -189,11 +189,15 @@ impl Node {
             pools: Arc::clone(&self.caches.pools),
             meshes: Arc::clone(&self.caches.meshes),
             peers: Arc::clone(&self.caches.peers),
-            mesh: Arc::new(MeshOfPods(mesh.view())),
+            mesh: self.mesh_of_pods(mesh),
             metrics: self.metrics.pod_network.clone(),
             problems: self.pod_network.clone(),
         };
         network.start(&self.kernel, supervisor.subsystem("pod network"));
+    }
+
+    fn mesh_of_pods(&self, mesh: &MeshHandle) -> Arc<MeshOfPods> {
+        Arc::new(MeshOfPods { view: mesh.view(), caches: Arc::clone(&self.caches) })
     }
 
     async fn adopt_pods(&self, records: &Records, events: &EventPublisher) -> anyhow::Result<Arc<Ipam>> {
@@ -371,7 +375,7 @@ impl Node {
             meshes: Arc::clone(&caches.meshes),
             client: self.client.clone(),
             locks: Arc::clone(&ipam.locks),
-            mesh: Arc::new(MeshOfPods(mesh.view())),
+            mesh: self.mesh_of_pods(mesh),
             calico_names: settings.calico_names,
             records: ipam.records.clone(),
             events: events.clone(),

@@ -112,6 +112,17 @@ impl Caches {
         }
     }
 
+    /// Longest time for which the API server has refused a list without which there is no mesh, from its first to its latest answer.
+    pub(crate) fn mesh_refused_for(&self) -> Duration {
+        let refused = [
+            self.nodes.refused_for(),
+            self.meshes.refused_for(),
+            self.peers.refused_for(),
+            self.blocks.refused_for(),
+        ];
+        refused.into_iter().max().unwrap_or_default()
+    }
+
     /// Refusals of the API server and the features that therefore do not work, one sentence each.
     pub(crate) fn refusals(&self) -> Vec<String> {
         let mesh = "this node is not in the mesh";
