@@ -148,6 +148,7 @@ fn a_request_for_a_block_has_nothing_but_what_it_asks_for() {
         owned("Namespace", "n1", ""),
         owned("Node", "n1", ", blockOwnerDeletion: true"),
         owned("Node", "n1", ", controller: true"),
+        owned("Node", "n1", "}, {apiVersion: v1, kind: Node, name: n1, uid: another"),
         "finalizers: [example.com/stays]".to_owned(),
         "labels: {a: b}".to_owned(),
         "annotations: {a: b}".to_owned(),
