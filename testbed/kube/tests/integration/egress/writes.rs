@@ -56,18 +56,9 @@ impl Owner {
 
     fn patch(&self, namespace: &str, kind: &str, name: &str, patch: &Value) -> Result<String, String> {
         let patch = patch.to_string();
-        let arguments = [
-            "patch",
-            kind,
-            name,
-            "--namespace",
-            namespace,
-            "--type=strategic",
-            "--dry-run=server",
-            "-p",
-            &patch,
-        ];
-        self.bed.as_controller(&arguments, "")
+        let of = ["patch", kind, name, "--namespace", namespace];
+        let how = ["--type=strategic", "--dry-run=server", "-p", &patch];
+        self.bed.as_controller(&[&of[..], &how].concat(), "")
     }
 
     fn delete(&self, namespace: &str, kind: &str, name: &str) -> Result<String, String> {
@@ -267,6 +258,7 @@ fn pods_that_the_controllers_token_makes_have_no_privileges_unless_their_namespa
         let applied = of.bed.plane.apply(&egress("unprivileged", "asking", &wanted));
         refused(applied.map_err(|error| format!("{error:#}")), &words);
     }
+    the_annotation_of_earlier_kubernetes_names_no_profile_either(&of);
     let account = json!({ "serviceAccountName": "default" });
     refused(
         of.create(&deployment(&of, "nat2", &account)),
@@ -279,6 +271,17 @@ fn pods_that_the_controllers_token_makes_have_no_privileges_unless_their_namespa
     let gateway = container(json!({ "capabilities": { "add": ["NET_ADMIN", "BPF", "NET_RAW"] } }));
     of.create(&deployment(&of, "nat2", &gateway)).unwrap();
     an_administrator_permits_more_in_a_namespace(&of);
+}
+
+fn the_annotation_of_earlier_kubernetes_names_no_profile_either(of: &Owner) {
+    let annotations = json!({ "container.apparmor.security.beta.kubernetes.io/egress": "unconfined" });
+    let mut annotated = deployment(of, "nat2", &json!({}));
+    annotated["spec"]["template"]["metadata"]["annotations"] = annotations.clone();
+    let words = "may not have appArmorProfile of container egress; an administrator may permit it";
+    refused(of.create(&annotated), words);
+    let wanted = json!({ "template": { "metadata": { "annotations": annotations } } });
+    let applied = of.bed.plane.apply(&egress("unprivileged", "asking", &wanted));
+    refused(applied.map_err(|error| format!("{error:#}")), words);
 }
 
 fn an_administrator_permits_more_in_a_namespace(of: &Owner) {
