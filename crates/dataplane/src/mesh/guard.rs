@@ -9,6 +9,7 @@
 //!     oifgroup 116 accept
 //!     iifname "br0" oifname "br0" accept
 //!     iifname "wire_kube" oifname "eth0" ip daddr @fairlead_own_ipv4 drop
+//!     oif "eth1" ip daddr @plain_3_ipv4 accept
 //!     ip daddr @kubespan_targets_ipv4 counter drop
 //! }
 //! chain leaving {
@@ -20,13 +21,16 @@
 //!     meta mark & 0x00000020 == 0x00000020 udp sport 51820 accept
 //!     icmpv6 type 133-137 accept
 //!     ip daddr @tunnels_ipv4 meta l4proto ipip accept
+//!     oif "eth1" ip daddr @plain_3_ipv4 accept
 //!     ip daddr @kubespan_targets_ipv4 ip saddr @fairlead_own_ipv4 counter drop
 //!     ip daddr @kubespan_targets_ipv4 fib saddr type local counter drop
 //! }
 //! ```
 //!
-//! Targets that have a plain route or take an IP tunnel are in no set. What [`super::table`] lets out at the API server, control-plane nodes, relays and
-//! addresses outside of the mesh is let out here by the same rules, before those that drop.
+//! Targets that have a plain route or take an IP tunnel may leave by the link of that route as well, and by no other: there is a set for each such link. A
+//! link is known by its index, as it is to the routes: one that gets another name is still it, and one that takes the name of another is not. The end of
+//! an IP tunnel is a target without a plain route; the outer packets to it leave as they would without a mesh. What [`super::table`] lets out at the
+//! API server, control-plane nodes, relays and addresses outside of the mesh is let out here by the same rules, before those that drop.
 //!
 //! Packets that come by the tunnel for a pod that is not there leave by no uplink. Routes refuse them, once the node program knows the blocks of its node; after
 //! a reboot others send to pods of before at once. Hosts beside this node are among its prefixes, too, and are behind an uplink: where there are any, the rule
@@ -37,7 +41,7 @@
 //! `br_netfilter` both see frames between ports of a bridge, which the kernel shows as coming from the bridge and leaving by it in the first
 //! chain; in the second one they are told by their sources, which are of other hosts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -80,12 +84,11 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Lets go of what is no target any more. All else stays as it is.
+    /// Lets go of what is no target any more, and lets what gets a plain route leave by it, before the route is there. All else stays as it is.
     pub(super) fn release(&mut self, state: &MeshState) -> Result<()> {
         self.count()?;
-        if self.done.as_ref().is_none_or(|(done, _)| done == state) {
-            return Ok(());
-        }
+        let changed = self.done.take_if(|(done, _)| *done != *state);
+        let Some((mut passing, bridges)) = changed else { return Ok(()) };
         let Some(mut table) = self.made.take() else { return Ok(()) };
         for half in &HALVES {
             if let Some(guarded) = table.sets.get_mut(half.set) {
@@ -93,10 +96,13 @@ impl Guard {
                 *guarded = guarded.subtract(&gone);
             }
         }
-        self.done = None;
-        self.keeper.apply(&table)?;
-        self.made = Some(table);
-        Ok(())
+        if passing.plain != state.plain {
+            // Until the routes have changed, packets take the former ones.
+            passing.plain.extend_from_slice(&state.plain);
+            table.sets.extend(plain_sets(&passing.plain));
+            table.chains = chains(&passing, &bridges);
+        }
+        self.make(table)
     }
 
     /// Makes the table what it should be; sends nothing when everything is in place.
@@ -108,12 +114,16 @@ impl Guard {
             self.done = done;
             return Ok(());
         }
-        let table = table(state, &bridges);
+        self.make(table(state, &bridges))?;
+        self.done = Some((state.clone(), bridges));
+        Ok(())
+    }
+
+    fn make(&mut self, table: Table) -> Result<()> {
         if self.keeper.apply(&table)? == Applied::Rebuilt {
             self.guarded.counted = Some(0);
         }
         self.made = Some(table);
-        self.done = Some((state.clone(), bridges));
         Ok(())
     }
 
@@ -215,23 +225,28 @@ fn bridges() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Targets that have to leave by the mesh's device.
+/// Targets of a family.
 fn targets(half: &Half, state: &MeshState) -> IntervalSet {
-    let all = state.targets_v4.iter().chain(&state.targets_v6);
-    let plain: Vec<IpNet> = state.plain.iter().map(|route| route.destination).collect();
-    IntervalSet::from_prefixes(half.addresses, all)
-        .subtract(&IntervalSet::from_prefixes(half.addresses, &plain))
+    IntervalSet::from_prefixes(half.addresses, state.targets_v4.iter().chain(&state.targets_v6))
 }
 
 /// The table that should be.
 fn table(state: &MeshState, bridges: &[String]) -> Table {
-    let ends: Vec<IpNet> = state.plain.iter().filter_map(tunnel_end).collect();
     let mut sets = exceptions(&state.bypass);
     sets.extend(site_sets(state));
     sets.extend(control_plane::sets(&state.bypass.control_plane));
     sets.extend(HALVES.map(|half| (half.set.to_owned(), targets(&half, state))));
-    let set = |half: Half| (half.tunnels().to_owned(), IntervalSet::from_prefixes(half.addresses, &ends));
-    sets.extend(HALVES.map(set));
+    sets.extend(plain_sets(&state.plain));
+    Table {
+        name: NFT_TABLE_GUARD.to_owned(),
+        sets,
+        timed: BTreeMap::new(),
+        maps: BTreeMap::new(),
+        chains: chains(state, bridges),
+    }
+}
+
+fn chains(state: &MeshState, bridges: &[String]) -> BTreeMap<String, Chain> {
     let chains = [
         ("forwarded", Hook::FilterForward, PRIORITY_FORWARDED, forwarded(state, bridges)),
         ("leaving", Hook::FilterPostrouting, PRIORITY_LEAVING, leaving(state)),
@@ -239,13 +254,29 @@ fn table(state: &MeshState, bridges: &[String]) -> Table {
     let chain = |(name, hook, priority, rules): (&str, Hook, i32, Vec<Rule>)| {
         (name.to_owned(), Chain { hook, priority, rules })
     };
-    Table {
-        name: NFT_TABLE_GUARD.to_owned(),
-        sets,
-        timed: BTreeMap::new(),
-        maps: BTreeMap::new(),
-        chains: chains.map(chain).into(),
+    chains.map(chain).into()
+}
+
+/// Sets of the prefixes that have plain routes by each link, and of the ends of IP tunnels.
+fn plain_sets(plain: &[PlainRoute]) -> BTreeMap<String, IntervalSet> {
+    let ends: Vec<IpNet> = plain.iter().filter_map(tunnel_end).collect();
+    let tunnels = |half: Half| (half.tunnels().to_owned(), IntervalSet::from_prefixes(half.addresses, &ends));
+    let mut sets = BTreeMap::from(HALVES.map(tunnels));
+    let mut links: BTreeMap<u32, Vec<IpNet>> = BTreeMap::new();
+    for route in plain {
+        links.entry(route.link).or_default().push(route.destination);
     }
+    for (link, prefixes) in &links {
+        let by_link = |half: Half| (half.plain(*link), IntervalSet::from_prefixes(half.addresses, prefixes));
+        sets.extend(HALVES.map(by_link));
+    }
+    sets
+}
+
+/// Lets pass what leaves by the link of its plain route.
+fn plain_routes(plain: &[PlainRoute]) -> impl Iterator<Item = Rule> {
+    let links: BTreeSet<u32> = plain.iter().map(|route| route.link).collect();
+    links.into_iter().flat_map(|link| HALVES.map(|half| half.accept_plain(link)))
 }
 
 /// Address to which the outer packets of a route by an IP tunnel go.
@@ -268,6 +299,7 @@ fn forwarded(state: &MeshState, bridges: &[String]) -> Vec<Rule> {
         .chain(bridges.iter().map(within))
         .chain(goes_on(state))
         .chain(relay_answers(&state.bypass))
+        .chain(plain_routes(&state.plain))
         .chain(HALVES.iter().map(|half| half.drop_if(Vec::new())))
         .collect()
 }
@@ -309,6 +341,7 @@ fn leaving(state: &MeshState) -> Vec<Rule> {
         .chain(control_plane::outgoing(&bypass.control_plane, &[]))
         .chain(relay_answers(bypass))
         .chain(foreign_answers(bypass, &[]))
+        .chain(plain_routes(&state.plain))
         .chain(HALVES.iter().flat_map(by_source))
         .collect()
 }
@@ -343,6 +376,14 @@ impl Half {
         }
     }
 
+    /// Name of the set of what has plain routes by a link.
+    fn plain(&self, link: u32) -> String {
+        match self.addresses {
+            IpFamily::V4 => format!("plain_{link}_ipv4"),
+            IpFamily::V6 => format!("plain_{link}_ipv6"),
+        }
+    }
+
     fn is_own_source(&self) -> Vec<Expression> {
         vec![
             Expression::load_address(self.addresses, AddressEnd::Source),
@@ -356,6 +397,17 @@ impl Half {
         expressions.extend(condition);
         expressions.extend([Expression::Counter, Expression::Drop]);
         Rule(expressions)
+    }
+
+    /// What has a plain route by this link, and leaves by it.
+    fn accept_plain(&self, link: u32) -> Rule {
+        let mut expressions = vec![
+            Expression::LoadMeta(Meta::OutputInterfaceIndex),
+            Expression::Compare(Comparison::Equal, link.to_ne_bytes().to_vec()),
+        ];
+        let set = self.plain(link);
+        expressions.extend(Expression::address_in(self.addresses, AddressEnd::Destination, &set));
+        accept(expressions)
     }
 
     /// Outer packets of IP tunnels inside of the location.

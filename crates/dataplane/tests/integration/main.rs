@@ -15,6 +15,7 @@ mod mesh_common;
 mod mesh_control_plane;
 mod mesh_foreign;
 mod mesh_guard;
+mod mesh_guard_plain;
 mod mesh_guard_routes;
 mod mesh_guard_routes_bed;
 mod mesh_idle;

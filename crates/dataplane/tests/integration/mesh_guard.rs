@@ -19,32 +19,32 @@ use nix::sys::socket::{
 };
 
 /// Members behind the mesh's device; the uplink has their addresses as well.
-const TARGETS: [&str; 2] = ["10.5.0.1", "fd05::1"];
+pub(crate) const TARGETS: [&str; 2] = ["10.5.0.1", "fd05::1"];
 /// The node's own addresses on the uplink, and those of the router there.
 const OWN: [&str; 2] = ["100.65.0.1", "fd65::1"];
-const ROUTER: [&str; 2] = ["100.65.0.2", "fd65::2"];
+pub(crate) const ROUTER: [&str; 2] = ["100.65.0.2", "fd65::2"];
 /// An address of the node that is not in the mesh.
 const VIRTUAL: [&str; 2] = ["100.65.0.9", "fd65::9"];
 /// Destination ports: what belongs into the mesh, WireGuard's, and one by which it is seen that all has arrived.
-const CLEAR: u16 = 9999;
+pub(crate) const CLEAR: u16 = 9999;
 const WIREGUARD: u16 = 51820;
 const LAST: u16 = 9998;
 /// Mark of WireGuard's packets.
 const FROM_WIREGUARD: u32 = 0x20;
 /// Only bounds a failing test.
-const TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
-struct Bed {
-    node: Namespace,
+pub(crate) struct Bed {
+    pub(crate) node: Namespace,
     uplink: Namespace,
     pod: Namespace,
     member: Namespace,
-    applier: Applier,
-    state: MeshState,
+    pub(crate) applier: Applier,
+    pub(crate) state: MeshState,
 }
 
 impl Bed {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let [node, member, uplink, pod] = [(); 4].map(|()| Namespace::new());
         node.sh("sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0 net.ipv4.ip_forward=1 \
              net.ipv6.conf.all.forwarding=1");
@@ -74,6 +74,11 @@ impl Bed {
         self.node.sh(WITHOUT_FIRST_RULES);
     }
 
+    /// Index of a link of the node.
+    pub(crate) fn link(&self, name: &str) -> u32 {
+        self.node.run(|| HostNetwork::read().unwrap()).links.iter().find(|it| it.name == name).unwrap().index
+    }
+
     /// Number of packets that the guard has counted in all.
     fn guarded(&mut self) -> u64 {
         self.apply();
@@ -100,7 +105,7 @@ impl Bed {
     }
 
     /// Packets in clear text and packets of WireGuard that leave by the uplink, of two each that the node sends and two that it forwards.
-    fn leaves(&self) -> (u64, u64) {
+    pub(crate) fn leaves(&self) -> (u64, u64) {
         let before =
             (self.seen(&format!("udp dport {CLEAR} ")), self.seen(&format!("udp dport {WIREGUARD} ")));
         for target in TARGETS {
@@ -112,6 +117,12 @@ impl Bed {
             (self.seen(&format!("udp dport {CLEAR} ")), self.seen(&format!("udp dport {WIREGUARD} ")));
         (after.0 - before.0, after.1 - before.1)
     }
+}
+
+/// Packets that a table's rules have counted in all.
+pub(crate) fn counted(namespace: &Namespace, table: &str) -> u64 {
+    let counters = format!("nft list table inet {table} | grep -o 'packets [0-9]*' | cut -d' ' -f2");
+    namespace.sh(&counters).lines().map(|line| line.parse::<u64>().unwrap()).sum()
 }
 
 /// A socket with this address. A child of another test that is forked and not yet executed may keep the last one open.
@@ -139,7 +150,7 @@ pub(crate) fn send(from: &Namespace, (target, port): (&str, u16), (source, mark)
     });
 }
 
-const WITHOUT_FIRST_RULES: &str = "for pref in 100 101 102 103 104 105; do for family in -4 -6; do \
+pub(crate) const WITHOUT_FIRST_RULES: &str = "for pref in 100 101 102 103 104 105; do for family in -4 -6; do \
      while ip $family rule del pref $pref 2>/dev/null; do :; done; done; done";
 
 /// As a provider's guide, or Tailscale with an exit node.
@@ -170,9 +181,7 @@ fn nothing_leaves_in_clear_text_whatever_else_is_gone_or_comes_first() {
         bed.node.sh(damage);
         assert_eq!(bed.leaves(), (0, 2), "{what}");
         // The control: the same without the guard.
-        let counted =
-            bed.node.sh("nft list table inet fairlead_guard | grep -o 'packets [0-9]*' | cut -d' ' -f2");
-        let counted: u64 = counted.lines().map(|line| line.parse::<u64>().unwrap()).sum();
+        let counted = counted(&bed.node, "fairlead_guard");
         bed.node.sh("nft delete table inet fairlead_guard");
         let (clear, wireguard) = bed.leaves();
         assert_eq!((clear, wireguard), (counted, 2), "{what}, without the guard");
@@ -298,8 +307,7 @@ fn each_exception_of_the_documentation_leaves_as_it_is() {
 #[test]
 fn plain_routes_and_ip_tunnels_of_the_location_leave_and_what_is_inside_of_none_does_not() {
     let mut bed = Bed::new();
-    let up0 =
-        bed.node.run(|| HostNetwork::read().unwrap()).links.iter().find(|it| it.name == "up0").unwrap().index;
+    let up0 = bed.link("up0");
     let to = |destination: &str, gateway: &str, is_tunnel| PlainRoute {
         destination: destination.parse().unwrap(),
         gateway: gateway.parse().unwrap(),

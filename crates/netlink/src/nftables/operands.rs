@@ -13,6 +13,8 @@ pub enum Meta {
     OutputInterface,
     /// Group of the outgoing interface, four bytes in host order.
     OutputInterfaceGroup,
+    /// Index of the outgoing interface, four bytes in host order.
+    OutputInterfaceIndex,
     /// `NFPROTO_IPV4` or `NFPROTO_IPV6`, one byte.
     NetworkProtocol,
     /// `IPPROTO_*`, one byte.
@@ -27,6 +29,7 @@ impl Meta {
             Self::Mark => 3,
             Self::OutputInterface => 7,
             Self::OutputInterfaceGroup => 22,
+            Self::OutputInterfaceIndex => 5,
             Self::NetworkProtocol => 15,
             Self::TransportProtocol => 16,
         }
