@@ -19,6 +19,8 @@ pub struct Finding<'a> {
 pub const RANGE_IN_USE: &str = "RangeInUse";
 /// Reason of that condition: only the networks of pods in `spec.podCIDRs` of Nodes share addresses, which another network plugin may assign.
 pub const RANGE_OF_POD_CIDRS: &str = "RangeOfPodCIDRs";
+/// Reason of that condition: the range lies within a wider one of a Peer or of hosts beside a Node, of which no host may have its addresses.
+pub const RANGE_WITHIN_WIDER: &str = "RangeWithinWider";
 
 /// The condition of an object of this generation that has these `present` conditions. `lastTransitionTime` changes only with
 /// the status.

@@ -36,7 +36,7 @@ use crate::network_unavailable::NETWORK_UNAVAILABLE;
 use crate::orphans::{self, OrphanMetrics};
 use crate::relay::Reconciler;
 use crate::stores::Stores;
-use crate::used_ranges::{Sources, Used};
+use crate::used_ranges::{PeerPrefixes, Sources, Used};
 use crate::work_queue::{ReconcileMetrics, WorkQueueMetrics};
 use crate::{
     discovery, granularity, leadership, mesh, network_policies, network_unavailable, peer_facts, pools,
@@ -87,6 +87,8 @@ struct Caches {
     noted: Noted,
     egresses: Cache<Egress>,
     services: Cache<ServiceCIDR>,
+    /// Peers outside of the cluster.
+    external: Cache<PeerPrefixes>,
 }
 
 impl Caches {
@@ -113,7 +115,8 @@ impl Caches {
         let peers = caches::start_noting(subsystem, "WireKubePeers", peers, move |peer| noting.note(peer));
         let egresses = caches::watch_all(subsystem, "Egresses", client, config());
         let services = caches::watch_all(subsystem, "ServiceCIDRs", client, config());
-        Self { blocks, known, pools, requests, nodes, meshes, peers, noted, egresses, services }
+        let external = PeerPrefixes::watch(subsystem, client);
+        Self { blocks, known, pools, requests, nodes, meshes, peers, noted, egresses, services, external }
     }
 
     fn stores(&self) -> Stores {
@@ -166,6 +169,8 @@ impl Caches {
             pools: self.pools.clone(),
             meshes: self.meshes.clone(),
             services: self.services.clone(),
+            egresses: self.egresses.clone(),
+            external: self.external.clone(),
         };
         let ranges = used_ranges::run(client.clone(), sources, ranges, generation, events.clone());
         subsystem.spawn("ranges in use", ranges);

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use fairlead_api::conditions::{Finding, RANGE_IN_USE, RANGE_OF_POD_CIDRS, condition};
+use fairlead_api::conditions::{Finding, RANGE_IN_USE, condition};
 use fairlead_api::resources::{AddressPool, AddressPoolStatus, MAX_LISTED_NODES, NodeBlocks};
 use fairlead_cluster::naming::some_of;
-use fairlead_ipam::used::UsedRange;
+use fairlead_ipam::used::{Harm, UsedRange};
 use fairlead_ipam::{BlockIndex, Grant, PoolState, Refusal, Request, block_limit, grant, overlaps};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt;
@@ -39,9 +39,8 @@ pub(crate) enum Reason {
     NodesBelowLimit,
     OutOfBlocks,
     Overlap,
-    PodCidr,
     RangeFree,
-    RangeInUse,
+    RangeInUse(Harm),
     SpecDisabled,
     SpecEnabled,
     Terminating,
@@ -61,9 +60,8 @@ impl Reason {
             Self::NodesBelowLimit => "NodesBelowLimit",
             Self::OutOfBlocks => "OutOfBlocks",
             Self::Overlap => "Overlap",
-            Self::PodCidr => RANGE_OF_POD_CIDRS,
             Self::RangeFree => used_ranges::FREE,
-            Self::RangeInUse => RANGE_IN_USE,
+            Self::RangeInUse(harm) => used_ranges::reason(harm),
             Self::SpecDisabled => "SpecDisabled",
             Self::SpecEnabled => "SpecEnabled",
             Self::Terminating => "Terminating",
@@ -193,13 +191,13 @@ impl<'a> Cluster<'a> {
     fn range_in_use(&self, name: &str) -> Verdict {
         let nets = self.pools.get(name).and_then(|state| state.parsed.as_ref().ok());
         let found = nets.and_then(|pool| used_ranges::conflict(pool.nets(), self.used));
-        let Some((message, is_certain)) = found else {
-            let message = "no Service, Node or mesh uses addresses of this pool".to_owned();
+        let Some((message, harm)) = found else {
+            let message = "nothing else uses addresses of this pool".to_owned();
             return (false, Reason::RangeFree, message);
         };
-        let reason = if is_certain { Reason::RangeInUse } else { Reason::PodCidr };
-        let advice = "subnets cannot be removed from a pool: make another pool, disable this one, and delete it when it is empty";
-        (true, reason, format!("{message}; {advice}"))
+        let advice = "choose other addresses there or make another pool: subnets cannot be removed from a pool, so disable this one and delete it \
+                      when it is empty";
+        (true, Reason::RangeInUse(harm), format!("{message}; {advice}"))
     }
 
     fn overlapping(&self, name: &str) -> Verdict {

@@ -10,7 +10,7 @@ use fairlead_api::resources::{AddressPool, AddressPoolStatus};
 use fairlead_cluster::events::{EventPublisher, PendingEvent};
 use fairlead_cluster::writes::{self, is_stale};
 use fairlead_ipam::BlockIndex;
-use fairlead_ipam::used::UsedRange;
+use fairlead_ipam::used::{Harm, UsedRange};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::watch;
@@ -103,7 +103,7 @@ fn status(pool: &AddressPool, cluster: &Cluster<'_>, now: jiff::Timestamp) -> Op
         (EXHAUSTED, Reason::OutOfBlocks),
         (LIMITED, Reason::NodesAtLimit),
         (OVERLAPPING, Reason::Overlap),
-        (RANGE_IN_USE, Reason::RangeInUse),
+        (RANGE_IN_USE, Reason::RangeInUse(Harm::Certain)),
     ];
     let events = conditions.into_iter().filter_map(event).collect();
     Some(Action::Status { pool: pool.name_any(), status: Box::new(status), events })
@@ -290,6 +290,31 @@ mod tests {
         let written = Arc::new(AddressPool { status: Some((**status).clone()), ..(*pool).clone() });
         assert_eq!(look(&written, &used), Vec::new(), "said once");
         assert!(!holds(&look(&written, &[]), "p", "RangeInUse").0);
+    }
+
+    #[test]
+    fn one_more_of_a_thousand_ranges_within_a_pool_is_one_write_without_an_event() {
+        let pool = pool("p", "10.64.0.0/16", false, true);
+        let peers = |count: u32| -> Vec<UsedRange> {
+            let net = |number: u32| {
+                let address = std::net::Ipv4Addr::from_bits(0x0a40_0000 + number);
+                let user = fairlead_ipam::used::RangeUser::Peer(format!("peer-{number:04}"));
+                UsedRange { user, net: std::net::IpAddr::from(address).into() }
+            };
+            (0..count).map(net).collect()
+        };
+        let look = |pool: &Arc<AddressPool>, used: &[UsedRange]| {
+            let blocks = std::iter::empty::<ExistingBlock>().collect();
+            super::actions(std::slice::from_ref(pool), &blocks, &NO_NODES, used, jiff::Timestamp::UNIX_EPOCH)
+        };
+        let first = look(&pool, &peers(1000));
+        let (in_use, message) = holds(&first, "p", "RangeInUse");
+        assert!(in_use && message.contains("Peer peer-0002 and 997 more: "), "{message}");
+        let Action::Status { status, .. } = &first[0] else { panic!("no status") };
+        let written = Arc::new(AddressPool { status: Some((**status).clone()), ..(*pool).clone() });
+        assert_eq!(look(&written, &peers(1000)), Vec::new());
+        let second = look(&written, &peers(1001));
+        assert!(matches!(&second[..], [Action::Status { events, .. }] if events.is_empty()), "{second:?}");
     }
 
     #[test]

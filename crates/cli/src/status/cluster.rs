@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, ensure};
-use fairlead_api::conditions::{RANGE_IN_USE, RANGE_OF_POD_CIDRS};
+use fairlead_api::conditions::{RANGE_IN_USE, RANGE_OF_POD_CIDRS, RANGE_WITHIN_WIDER};
 use fairlead_api::names::{LABEL_NODE, NODE_PROGRAM, SYSTEM_NAMESPACE};
 use fairlead_api::resources::{AddressBlock, AddressPool, WireKubePeer, WireKubePeerStatus};
 use fairlead_cluster::network_policies::unenforced;
@@ -95,9 +95,13 @@ fn pool_problems(pool: &AddressPool) -> Vec<&Condition> {
     pool.status.iter().flat_map(|status| &status.conditions).filter(is_problem).collect()
 }
 
-/// Whether one of them is certain: a range of `spec.podCIDRs` is in use only if another plugin assigns its addresses.
+/// Whether one of them is certain: a range of `spec.podCIDRs` is in use only if another plugin assigns its addresses, and a range within a
+/// wider one only if a host of that has its addresses.
 fn has_problem(pool: &AddressPool) -> bool {
-    pool_problems(pool).iter().any(|condition| condition.reason != RANGE_OF_POD_CIDRS)
+    let is_certain = |condition: &&Condition| {
+        ![RANGE_OF_POD_CIDRS, RANGE_WITHIN_WIDER].contains(&condition.reason.as_str())
+    };
+    pool_problems(pool).iter().any(is_certain)
 }
 
 fn peer_json(peer: &WireKubePeer) -> Value {
@@ -349,7 +353,8 @@ mod tests {
         };
         assert!(has_problem(&in_use("RangeInUse")));
         assert!(!has_problem(&in_use("RangeOfPodCIDRs")), "perhaps no plugin uses them");
-        for reason in ["RangeInUse", "RangeOfPodCIDRs"] {
+        assert!(!has_problem(&in_use("RangeWithinWider")), "perhaps no host has them");
+        for reason in ["RangeInUse", "RangeOfPodCIDRs", "RangeWithinWider"] {
             let text = cluster_table(&[], &[], &[in_use(reason)], false);
             assert!(text.contains("pool default: 10.0.0.0/24 shares addresses with x"), "{text}");
         }

@@ -107,6 +107,8 @@ rules:
 - {apiGroups: [coil.cybozu.com], resources: [addresspools/status], verbs: [get, update, patch]}
 - {apiGroups: [coil.cybozu.com], resources: [egresses], verbs: [get, list, watch]}
 - {apiGroups: [coil.cybozu.com], resources: [egresses/status], verbs: [patch]}
+- {apiGroups: [networking.k8s.io], resources: [servicecidrs], verbs: [list, watch]}
+- {apiGroups: [kilo.squat.ai], resources: [peers], verbs: [list, watch]}
 - {apiGroups: [wirekube.io], resources: [wirekubemeshes], verbs: [get, list, watch]}
 - {apiGroups: [wirekube.io], resources: [wirekubemeshes/status], verbs: [get, update, patch]}
 - {apiGroups: [wirekube.io], resources: [wirekubepeers], verbs: [get, list, watch, delete]}

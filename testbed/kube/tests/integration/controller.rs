@@ -141,6 +141,62 @@ fn a_pool_is_compared_with_what_else_has_addresses_and_names_both() {
     bed.condition(&["addresspool", "mixed"], "RangeInUse", "False");
 }
 
+/// Packets for these addresses are led to Peers, to hosts beside a Node and to egress gateways.
+#[test]
+fn a_pool_is_compared_with_what_is_led_elsewhere_and_names_both() {
+    let bed = bed();
+    bed.pool("led", "10.83.0.0/16");
+    bed.condition(&["addresspool", "led"], "RangeInUse", "False");
+    let peer = |name: &str, prefix: &str| {
+        let peer = json!({
+            "apiVersion": "kilo.squat.ai/v1alpha1", "kind": "Peer", "metadata": { "name": name },
+            "spec": { "publicKey": "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=", "allowedIPs": [prefix] },
+        });
+        bed.plane.apply(&peer.to_string()).unwrap();
+    };
+    // The way out of the cluster lies around all pools.
+    peer("exit", "0.0.0.0/0");
+    peer("office", "10.82.0.0/15");
+    let wider = bed.condition(&["addresspool", "led"], "RangeInUse", "True");
+    assert_eq!(wider["reason"], "RangeWithinWider", "{wider}");
+    let words =
+        "10.83.0.0/16 shares addresses with 10.82.0.0/15 of spec.allowedIPs of Peer office: hosts there";
+    assert!(wider["message"].as_str().unwrap().starts_with(words), "{wider}");
+    assert!(bed.event("led", "RangeInUse").starts_with(words));
+    peer("laptop", "10.83.1.1/32");
+    bed.node("beside");
+    let annotation = "kilo.squat.ai/allowed-location-ips=10.83.2.0/24";
+    bed.plane.kubectl(&["annotate", "node", "beside", annotation]).unwrap();
+    let egress = json!({
+        "apiVersion": "coil.cybozu.com/v2", "kind": "Egress", "metadata": { "name": "led", "namespace": "default" },
+        "spec": { "destinations": ["0.0.0.0/0"], "sourceAddresses": ["10.83.3.7", "10.83.3.8"] },
+    });
+    bed.plane.apply(&egress.to_string()).unwrap();
+    // As the controller of egress gateways, which does not run here, permits the first.
+    let permitted = r#"{"status": {"sourceAddresses": [{"addresses": ["10.83.3.7"]}]}}"#;
+    let patch = ["patch", "egress", "led", "--subresource=status", "--type=merge", "-p", permitted];
+    bed.plane.kubectl(&patch).unwrap();
+    let all = [
+        "10.83.3.7/32 of status.sourceAddresses of Egress default/led",
+        "10.83.1.1/32 of spec.allowedIPs of Peer laptop",
+        "10.83.2.0/24 of kilo.squat.ai/allowed-location-ips of Node beside",
+    ];
+    let told = eventually(TIMEOUT, || {
+        let found = condition(&bed.get(&["addresspool", "led"])?, "RangeInUse").context("none")?;
+        let message = found["message"].as_str().unwrap_or_default();
+        ensure!(all.iter().all(|words| message.contains(words)), "{found}");
+        Ok(found)
+    });
+    let told = told.unwrap();
+    assert_eq!(told["reason"], "RangeInUse", "{told}");
+    let message = told["message"].as_str().unwrap();
+    assert!(message.contains(" and 1 more: ") && !message.contains("10.83.3.8"), "{message}");
+    bed.plane.kubectl(&["delete", "peers.kilo.squat.ai", "exit", "office", "laptop"]).unwrap();
+    bed.plane.kubectl(&["delete", "node", "beside"]).unwrap();
+    bed.plane.kubectl(&["delete", "egress", "led"]).unwrap();
+    bed.condition(&["addresspool", "led"], "RangeInUse", "False");
+}
+
 #[test]
 fn addresses_on_the_mesh_are_compared_with_pools() {
     let bed = bed();

@@ -312,6 +312,9 @@ const CONTROLLER_RIGHTS: &[Right] = &[
     // Ranges with which pools are compared.
     ("list watch", "servicecidrs.networking.k8s.io", "", "", "", true),
     ("create update patch delete", "servicecidrs.networking.k8s.io", "", "", "", false),
+    ("list watch", "peers.kilo.squat.ai", "", "", "", true),
+    ("get create update patch delete", "peers.kilo.squat.ai", "", "", "", false),
+    ("get list watch", "secrets", "", "fairlead-peer-preshared-keys", "kube-system", false),
     ("get list watch", "egresses.coil.cybozu.com", "", "", "", true),
     ("patch", "egresses.coil.cybozu.com", "status", "", "", true),
     ("get list watch delete", "wirekubepeers.wirekube.io", "", "", "", true),
