@@ -43,6 +43,13 @@ pub fn condition(
     }
 }
 
+/// Whether a condition needs an Event: it has become true, or true for the reason `worst` after another one.
+pub fn is_news(present: &[Condition], condition: &Condition, worst: &str) -> bool {
+    let before = present.iter().find(|before| before.type_ == condition.type_ && before.status == "True");
+    let is_worse = |before: &Condition| before.reason != condition.reason && condition.reason == worst;
+    condition.status == "True" && before.is_none_or(is_worse)
+}
+
 /// Most bytes of a message. The schema counts characters, of which there are no more.
 pub const MAX_CONDITION_MESSAGE: usize = 8192;
 
@@ -63,6 +70,29 @@ mod tests {
         assert_eq!(shortened("short".to_owned()), "short");
         let long = format!("x{}", "ü".repeat(MAX_CONDITION_MESSAGE));
         assert_eq!(shortened(long).len(), MAX_CONDITION_MESSAGE - 1);
+    }
+
+    #[test]
+    fn what_becomes_true_or_worse_is_news_and_what_becomes_better_is_none() {
+        let of = |type_, holds, reason| {
+            let finding = Finding { type_, holds, reason, message: String::new() };
+            condition(&[], finding, None, Time(Timestamp::UNIX_EPOCH))
+        };
+        let [free, perhaps, certain] = [(false, "Free"), (true, "Perhaps"), (true, "Certain")]
+            .map(|(holds, reason)| of("InUse", holds, reason));
+        let other = of("Other", true, "Certain");
+        for (before, now, expected) in [
+            (&other, &free, false),
+            (&other, &perhaps, true),
+            (&free, &certain, true),
+            (&perhaps, &perhaps, false),
+            (&perhaps, &certain, true),
+            (&certain, &certain, false),
+            (&certain, &perhaps, false),
+            (&certain, &free, false),
+        ] {
+            assert_eq!(is_news(std::slice::from_ref(before), now, "Certain"), expected, "{before:?} {now:?}");
+        }
     }
 
     #[test]

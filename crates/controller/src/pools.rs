@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fairlead_api::conditions::RANGE_IN_USE;
+use fairlead_api::conditions::{RANGE_IN_USE, is_news};
 use fairlead_api::names::COIL_FINALIZER;
 use fairlead_api::resources::{AddressPool, AddressPoolStatus};
 use fairlead_cluster::events::{EventPublisher, PendingEvent};
@@ -44,7 +44,7 @@ enum Action {
     Status {
         pool: String,
         status: Box<AddressPoolStatus>,
-        /// Conditions that have become true and need attention.
+        /// Conditions that have become true, or worse, and need attention.
         events: Vec<PendingEvent>,
     },
 }
@@ -85,18 +85,14 @@ fn status(pool: &AddressPool, cluster: &Cluster<'_>, now: jiff::Timestamp) -> Op
     if before == Some(&status) {
         return None;
     }
-    let holding = |status: &AddressPoolStatus, type_: &str| {
-        let mut conditions = status.conditions.iter();
-        conditions.find(|condition| condition.type_ == type_ && condition.status == "True").cloned()
-    };
+    let present = before.map(|before| before.conditions.as_slice()).unwrap_or_default();
     let event = |(type_, reason): (&str, Reason)| {
-        let condition = holding(&status, type_)?;
-        let is_new = before.is_none_or(|before| holding(before, type_).is_none());
-        is_new.then(|| PendingEvent {
+        let condition = status.conditions.iter().find(|condition| condition.type_ == type_)?;
+        is_news(present, condition, reason.as_str()).then(|| PendingEvent {
             regarding: pool.object_ref(&()),
             reason: reason.as_str(),
             action: "Grant",
-            note: condition.message,
+            note: condition.message.clone(),
         })
     };
     let conditions = [
@@ -176,6 +172,7 @@ async fn apply(
 mod tests {
     use fairlead_api::resources::AddressBlock;
     use fairlead_ipam::ExistingBlock;
+    use fairlead_ipam::used::RangeUser;
 
     use super::*;
 
@@ -272,15 +269,17 @@ mod tests {
         }
     }
 
+    /// Actions for a pool without blocks, beside these ranges.
+    fn look(pool: &Arc<AddressPool>, used: &[UsedRange]) -> Vec<Action> {
+        let blocks = std::iter::empty::<ExistingBlock>().collect();
+        super::actions(std::slice::from_ref(pool), &blocks, &NO_NODES, used, jiff::Timestamp::UNIX_EPOCH)
+    }
+
     #[test]
     fn a_pool_in_a_range_of_services_says_so_with_an_event_and_stays_as_it_is() {
         let pool = pool("p", "10.96.8.0/24", false, true);
-        let user = fairlead_ipam::used::RangeUser::Services("kubernetes".to_owned());
+        let user = RangeUser::Services("kubernetes".to_owned());
         let used = [UsedRange { user, net: "10.96.0.0/12".parse().unwrap() }];
-        let look = |pool: &Arc<AddressPool>, used: &[UsedRange]| {
-            let blocks = std::iter::empty::<ExistingBlock>().collect();
-            super::actions(std::slice::from_ref(pool), &blocks, &NO_NODES, used, jiff::Timestamp::UNIX_EPOCH)
-        };
         let found = look(&pool, &used);
         let (in_use, message) = holds(&found, "p", "RangeInUse");
         assert!(in_use && message.contains("10.96.0.0/12 of ServiceCIDR kubernetes"), "{message}");
@@ -293,19 +292,34 @@ mod tests {
     }
 
     #[test]
+    fn a_harm_that_becomes_certain_has_an_event_of_its_own() {
+        let pool = pool("p", "10.64.0.0/16", false, true);
+        let peer = |net: &str| {
+            let user = RangeUser::Peer("office".to_owned());
+            UsedRange { user, net: net.parse().unwrap() }
+        };
+        let around = look(&pool, &[peer("10.0.0.0/8")]);
+        let Action::Status { status, events, .. } = &around[0] else { panic!("no status") };
+        assert_eq!(events.len(), 1, "{events:?}");
+        let written = Arc::new(AddressPool { status: Some((**status).clone()), ..(*pool).clone() });
+        let within = look(&written, &[peer("10.0.0.0/8"), peer("10.64.1.1/32")]);
+        let Action::Status { events, .. } = &within[0] else { panic!("no status") };
+        assert!(
+            matches!(&events[..], [event] if event.note.contains("10.64.1.1/32 of spec.allowedIPs of Peer office")),
+            "{events:?}"
+        );
+    }
+
+    #[test]
     fn one_more_of_a_thousand_ranges_within_a_pool_is_one_write_without_an_event() {
         let pool = pool("p", "10.64.0.0/16", false, true);
         let peers = |count: u32| -> Vec<UsedRange> {
             let net = |number: u32| {
                 let address = std::net::Ipv4Addr::from_bits(0x0a40_0000 + number);
-                let user = fairlead_ipam::used::RangeUser::Peer(format!("peer-{number:04}"));
+                let user = RangeUser::Peer(format!("peer-{number:04}"));
                 UsedRange { user, net: std::net::IpAddr::from(address).into() }
             };
             (0..count).map(net).collect()
-        };
-        let look = |pool: &Arc<AddressPool>, used: &[UsedRange]| {
-            let blocks = std::iter::empty::<ExistingBlock>().collect();
-            super::actions(std::slice::from_ref(pool), &blocks, &NO_NODES, used, jiff::Timestamp::UNIX_EPOCH)
         };
         let first = look(&pool, &peers(1000));
         let (in_use, message) = holds(&first, "p", "RangeInUse");

@@ -10,7 +10,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairlead_api::conditions::{Finding, RANGE_IN_USE, RANGE_OF_POD_CIDRS, RANGE_WITHIN_WIDER, condition};
+use fairlead_api::conditions::{
+    Finding, RANGE_IN_USE, RANGE_OF_POD_CIDRS, RANGE_WITHIN_WIDER, condition, is_news,
+};
 use fairlead_api::resources::{AddressPool, Egress, NodeLocation, Topology, WireKubeMesh};
 use fairlead_cluster::caches::Cache;
 use fairlead_cluster::events::{EventPublisher, PendingEvent};
@@ -222,12 +224,11 @@ pub(crate) async fn run(
     }
 }
 
-/// Writes the condition of the mesh, with an Event when it becomes true.
+/// Writes the condition of the mesh, with an Event when it becomes true, or worse.
 async fn tell(api: &Api<WireKubeMesh>, mesh: &WireKubeMesh, used: &[UsedRange], events: &EventPublisher) {
     let condition = condition_of_mesh(mesh, used, jiff::Timestamp::now());
-    let present = mesh.status.iter().flat_map(|status| &status.conditions);
-    let present = present.into_iter().find(|present| present.type_ == RANGE_IN_USE);
-    if present == Some(&condition) {
+    let present = mesh.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    if present.contains(&condition) {
         return;
     }
     let name = mesh.name_any();
@@ -235,7 +236,7 @@ async fn tell(api: &Api<WireKubeMesh>, mesh: &WireKubeMesh, used: &[UsedRange], 
         tracing::warn!(mesh = name, %error, "cannot write the condition {RANGE_IN_USE}; retrying");
         return;
     }
-    if condition.status == "True" && present.is_none_or(|present| present.status != "True") {
+    if is_news(present, &condition, RANGE_IN_USE) {
         let regarding = mesh.object_ref(&());
         events.warn(PendingEvent {
             regarding,
