@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use fairlead_api::resources::{Granularity, WireKubeMesh, WireKubePeer};
-use fairlead_topology::{Member, gateways, location};
+use fairlead_api::resources::{Encapsulation, Granularity, WireKubeMesh, WireKubePeer};
+use fairlead_topology::{self as topology, Down, Member, OwnAddress, gateways, location};
 
 use super::cached_peer::CachedPeer;
 
@@ -38,6 +38,24 @@ pub fn locations(peers: &[WireKubePeer], mesh: Option<&WireKubeMesh>) -> BTreeMa
         }
     }
     found
+}
+
+/// The granularity of a mesh on a host with these addresses, to which these gateways are down.
+pub fn granularity(of_mesh: Granularity, addresses: Vec<OwnAddress>, down: Down) -> topology::Granularity {
+    match of_mesh {
+        Granularity::Cross => topology::Granularity::Cross(addresses),
+        Granularity::Full => topology::Granularity::Full,
+        Granularity::Location => topology::Granularity::Location { addresses, down },
+    }
+}
+
+/// The encapsulation that a mesh asks for.
+pub fn encapsulation(of_mesh: Encapsulation) -> topology::Encapsulation {
+    match of_mesh {
+        Encapsulation::Always => topology::Encapsulation::Always,
+        Encapsulation::CrossSubnet => topology::Encapsulation::CrossSubnet,
+        Encapsulation::Never => topology::Encapsulation::Never,
+    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 pub mod cluster;
 mod departed;
 pub mod discovery;
+pub mod in_tunnels;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

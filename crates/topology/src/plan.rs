@@ -58,6 +58,29 @@ impl Plan {
             |problem| matches!(problem, Problem::ClaimedTwice { prefix, .. } if prefix.addr() == address),
         )
     }
+
+    /// Parts of prefixes to which packets leave by a tunnel of WireGuard or not at all: what is a target, without what has a plain route to its
+    /// holder, or may take an IP tunnel to it. Each prefix comes after the name of the member that has it. The fewest prefixes that cover exactly them.
+    pub fn in_tunnels<'a>(&self, held: impl IntoIterator<Item = (&'a str, &'a IpNet)>) -> Vec<IpNet> {
+        let routes = self.routes.iter().map(|route| (&route.node, route.destination));
+        let tunnels = self.tunnels.routes.iter().map(|route| (&route.node, route.destination));
+        let mut beside: BTreeMap<&str, Vec<IpNet>> = BTreeMap::new();
+        for (node, destination) in routes.chain(tunnels) {
+            beside.entry(node.as_str()).or_default().push(destination);
+        }
+        let beside: BTreeMap<&str, PrefixSet> =
+            beside.into_iter().map(|(node, all)| (node, all.into_iter().collect())).collect();
+        // What is behind a gateway has a plain route to the gateway, by which nothing else leads there.
+        let left = |(holder, prefix): (&str, &IpNet)| match beside.get(holder) {
+            Some(beside) => prefixes::without(*prefix, beside),
+            None => vec![*prefix],
+        };
+        let left: PrefixSet = held.into_iter().flat_map(left).collect();
+        let ipv4 = self.targets_ipv4.iter().copied().map(IpNet::from);
+        let targets: PrefixSet = ipv4.chain(self.targets_ipv6.iter().copied().map(IpNet::from)).collect();
+        let outside = left.subtract(&targets);
+        prefixes::all(&left.subtract(&outside)).collect()
+    }
 }
 
 /// Decides peers, prefixes and routes. Takes `O(n log n)` in the number of prefixes. Names of members are unique, as

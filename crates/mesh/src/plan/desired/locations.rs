@@ -5,12 +5,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use fairlead_address::is_host;
-use fairlead_api::resources::{Encapsulation, Granularity};
+use fairlead_api::resources::Granularity;
 use fairlead_keys::PublicKey;
-use fairlead_topology::{self as topology, Down, Member, PeerPlan, Plan};
+use fairlead_topology::{self as topology, Member, PeerPlan, Plan};
 use ipnet::IpNet;
 
-use super::host::Host;
 use crate::model::inputs::Inputs;
 
 /// Most nodes behind a gateway that are asked whether it forwards.
@@ -49,24 +48,6 @@ pub struct DesiredTunnels {
     pub ends: BTreeMap<IpAddr, (String, PublicKey)>,
     /// The internal addresses of all members, wherever they are.
     pub internal: BTreeSet<IpAddr>,
-}
-
-/// The granularity, with what it takes on this host.
-pub(super) fn granularity(of_mesh: Granularity, host: &Host, down: Down) -> topology::Granularity {
-    match of_mesh {
-        Granularity::Cross => topology::Granularity::Cross(host.own.clone()),
-        Granularity::Full => topology::Granularity::Full,
-        Granularity::Location => topology::Granularity::Location { addresses: host.own.clone(), down },
-    }
-}
-
-/// Encapsulation that the mesh resource asks for.
-pub(super) fn encapsulation(inputs: &Inputs) -> topology::Encapsulation {
-    match inputs.settings.locations.encapsulation {
-        Encapsulation::Always => topology::Encapsulation::Always,
-        Encapsulation::CrossSubnet => topology::Encapsulation::CrossSubnet,
-        Encapsulation::Never => topology::Encapsulation::Never,
-    }
 }
 
 /// Prefixes that a peer may send from although packets to them go to another peer, by identity.

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
+use fairlead_members::locations;
 use fairlead_topology::{Granularity, Member, Policy, Reserved};
 use ipnet::IpNet;
 
 use super::held::Held;
 use super::host::Host;
-use super::locations;
 use crate::model::inputs::Inputs;
 
 /// The policy, and while the granularity changes the one that other nodes may use.
@@ -17,7 +17,7 @@ pub(super) fn policy(inputs: &Inputs, host: &Host, held: Held) -> (Policy, Optio
     let api_server = inputs.api_server.iter().map(SocketAddr::ip);
     let includes_pod_networks = inputs.settings.routing.includes_pod_networks;
     let Held { prefixes: held, entry_terms, down, completed, other } = held;
-    let other = other.map(|other| locations::granularity(other, host, down.clone()));
+    let other = other.map(|other| locations::granularity(other, host.own.clone(), down.clone()));
     let mut policy = Policy {
         excluded: inputs.settings.routing.excluded.iter().chain(local).copied().collect(),
         held,
@@ -30,8 +30,8 @@ pub(super) fn policy(inputs: &Inputs, host: &Host, held: Held) -> (Policy, Optio
         grants: inputs.settings.routing.grants.clone(),
         sources: BTreeMap::clone(&inputs.sources),
         entry_terms,
-        granularity: locations::granularity(inputs.settings.locations.granularity, host, down),
-        encapsulation: locations::encapsulation(inputs),
+        granularity: locations::granularity(inputs.settings.locations.granularity, host.own.clone(), down),
+        encapsulation: locations::encapsulation(inputs.settings.locations.encapsulation),
         includes_pod_networks,
         connected: host.networks.clone(),
         ..Policy::new(&inputs.node)
