@@ -71,6 +71,29 @@ pub(super) fn apply(device: Option<u32>, state: &MeshState, pods: Option<u32>) -
     outcome.and(sync_rules(&rules(state, pods)))
 }
 
+/// Makes what is for the targets refused, while there is no device. Rules come first: without routes they lead nowhere, and a program that ends in
+/// between begins anew, since [`are_there`] finds none.
+///
+/// # Errors
+/// The first refusal of the kernel.
+pub(super) fn refuse(state: &MeshState, pods: u32) -> Result<()> {
+    sync_rules(&rules(state, Some(pods)))?;
+    apply(None, state, Some(pods))
+}
+
+/// Whether there are any routes of [`apply`].
+///
+/// # Errors
+/// The kernel cannot be asked.
+pub(super) fn are_there(socket: &mut RouteSocket) -> Result<bool> {
+    for table in TABLES_MESH_GUARD {
+        if socket.routes(table)?.iter().any(|route| route.protocol == ROUTE_PROTOCOL) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Takes away what [`apply`] made: first the rules.
 ///
 /// # Errors

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 pub(super) const IPV6_MIN_MTU: u32 = 1280;
 
 /// Desired state of the mesh on this host.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MeshState {
     /// Name of the WireGuard device; it has to be there and up.
     pub interface: String,

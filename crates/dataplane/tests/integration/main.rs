@@ -21,6 +21,7 @@ mod mesh_guard_routes_bed;
 mod mesh_idle;
 mod mesh_numbers;
 mod mesh_packets;
+mod mesh_refused;
 mod mesh_sources;
 mod mesh_table;
 mod no_ipv6;

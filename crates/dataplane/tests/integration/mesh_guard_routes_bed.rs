@@ -264,9 +264,14 @@ impl Bed {
 
     /// Packets in clear text that leave the first node while it and its pod send to all of the other side, whether it arrives or not.
     pub(crate) fn leaks(&self) -> usize {
+        self.leaks_to(&Side::ADDRESSES_OF_B)
+    }
+
+    /// Packets among them that are for these addresses.
+    pub(crate) fn leaks_to(&self, addresses: &[&str]) -> usize {
         let traffic = self.count(|| {
             for from in [&self.a.pod, &self.a.node] {
-                for to in Side::ADDRESSES_OF_B {
+                for to in addresses {
                     throw(from, SocketAddr::new(to.parse().unwrap(), WIREGUARD - 1));
                 }
             }
