@@ -4,6 +4,7 @@
 mod adopt;
 pub(crate) mod api_server;
 pub mod cleanup;
+pub(crate) mod early_mesh;
 pub(crate) mod handover;
 pub(crate) mod instance_lock;
 mod mesh_of_pods;

@@ -7,7 +7,7 @@ use fairlead_cluster::subsystem::Supervisor;
 
 use crate::lifecycle::instance_lock::InstanceLock;
 use crate::lifecycle::settings::{Access, Settings};
-use crate::lifecycle::{Node, handover};
+use crate::lifecycle::{Node, early_mesh, handover};
 
 /// First no CNI operation comes in, then the mesh leaves its device to the successor; then what works for both ends.
 const SHUTDOWN_ORDER: [&str; 10] =
@@ -30,6 +30,8 @@ pub async fn run(settings: Settings, access: Access, stop: impl Future<Output = 
         lock = supervisor.run_until(InstanceLock::acquire(&node.settings.socket)) => lock??,
         () = &mut stop => return Ok(()),
     };
+    // After a reboot the kernel has nothing of the mesh, which itself waits for the API server.
+    early_mesh::refuse(&node.settings).await;
     node.prepare_kernel().await?;
     let events = node.start_events(&mut supervisor);
     let ipam = node.start_ipam(&events, &mut supervisor).await?;
