@@ -264,11 +264,12 @@ impl Ipam {
         state.table().kept_blocks().flat_map(|block| block.nets().iter().collect::<Vec<_>>()).collect()
     }
 
-    /// Prefixes of this node's blocks whose addresses only pods of this node have: those of reserved blocks may be in use
-    /// otherwise, and those of a block that is being released soon are another node's. `None` before the blocks are known.
+    /// Prefixes of this node's blocks whose addresses only pods of this node have: those of reserved blocks may be in use otherwise. A block
+    /// that is being released is among them until it is gone, since until then the mesh takes it for this node's own. `None` before the blocks are
+    /// known.
     pub(crate) fn pod_prefixes(&self) -> Option<Vec<IpNet>> {
         let state = self.lock();
-        let blocks = state.table().kept_blocks().filter(|block| !block.is_reserved());
+        let blocks = state.table().blocks().filter(|block| !block.is_reserved());
         let prefixes = blocks.flat_map(|block| block.nets().iter().collect::<Vec<_>>());
         state.are_blocks_known().then(|| prefixes.collect())
     }

@@ -75,6 +75,7 @@ impl Keeper {
         grace: Duration,
     ) {
         let mut unconfirmed = Vec::new();
+        let mut of_pods = None;
         loop {
             if let Some(shown) = blocks.listed() {
                 self.ipam.sync_blocks(&shown);
@@ -87,6 +88,7 @@ impl Keeper {
                 if is_gone {
                     self.export().await;
                 }
+                self.notify_of_pod_prefixes(&mut of_pods);
                 for name in self.ipam.update(|state| state.due_releases(Instant::now(), grace)) {
                     self.release(&name).await;
                 }
@@ -102,6 +104,16 @@ impl Keeper {
                 }
             };
             let _ = timeout(interval.min(grace), changed).await;
+        }
+    }
+
+    /// Wakes what refuses packets to addresses of no pod, if these may be others than the `known` ones: a block that is being released is exported no
+    /// more, and yet refused until it is gone.
+    fn notify_of_pod_prefixes(&self, known: &mut Option<Vec<IpNet>>) {
+        let prefixes = self.ipam.pod_prefixes();
+        if prefixes != *known {
+            *known = prefixes;
+            self.ipam.blocks_changed.notify_one();
         }
     }
 
@@ -160,7 +172,8 @@ impl Keeper {
     }
 
     /// False when the block is not released now. The server is asked before the block is closed, so that an outage takes
-    /// no block out of use; and its routes go before it does, because the next node may have it at once.
+    /// no block out of use; and what routing daemons are told of it goes before it does, because the next node may have it at once. Packets to it are
+    /// refused until it is gone: before, the mesh takes it for this node's own, and they would leave in clear text.
     async fn try_release(&self, name: &str) -> anyhow::Result<bool> {
         let present = timeout(TIMEOUT, self.blocks().get_opt(name)).await??;
         let present =
@@ -172,7 +185,7 @@ impl Keeper {
         let Some(deletion) = self.ipam.update(|state| state.close_block(name, present)) else {
             return Ok(false);
         };
-        let (answer, outcome) = match self.set_routes(self.ipam.pod_prefixes()).await {
+        let (answer, outcome) = match self.set_routes(None).await {
             Ok(()) => self.delete(&deletion).await,
             Err(error) => (DeletionAnswer::Refused, Err(error.context("cannot withdraw its routes"))),
         };
@@ -184,6 +197,14 @@ impl Keeper {
         if is_gone {
             timeout(TIMEOUT, remove_finalizer(&self.blocks(), name, &deletion.uid)).await??;
             self.ipam.update(|state| state.forget_block(name, &deletion.uid));
+            if let Err(error) = self.set_routes(self.ipam.pod_prefixes()).await {
+                let error = format!("{error:#}");
+                tracing::warn!(
+                    block = name,
+                    error,
+                    "cannot remove the routes that refuse packets to a released block"
+                );
+            }
         }
         Ok(is_gone)
     }
@@ -278,33 +299,38 @@ mod tests {
             let mut tasks = JoinSet::new();
             let client = server(code);
             let ipam = node(client.clone(), &["a"], &mut tasks);
+            ipam.sync_blocks(&[]);
             assume(&ipam, &block("a-0", "a", "10.0.0.0/30"));
             let outcome = keeper(client, &ipam).try_release("a-0").await;
             assert_eq!(outcome.is_ok(), code == 200, "{code}: {outcome:?}");
             let usage = ipam.usage();
             assert_eq!(!usage.is_empty(), known, "{code}");
             assert_eq!(usage.first().is_some_and(|usage| usage.open), open, "{code}");
+            let refused = ipam.pod_prefixes().unwrap();
+            assert_eq!(!refused.is_empty(), known, "{code}: packets to it are refused until it is gone");
         }
     }
 
-    /// The next node may be granted it as soon as it is deleted.
+    /// The next node may be granted it as soon as it is deleted, and this node's mesh takes it for its own until then.
     #[tokio::test]
-    async fn the_routes_of_a_block_go_before_it_does_and_without_that_it_stays() {
+    async fn a_block_is_withdrawn_before_it_goes_and_refused_until_then_and_without_that_it_stays() {
+        static STEPS: Mutex<Vec<String>> = Mutex::new(Vec::new());
         for routes_go in [true, false] {
             let mut tasks = JoinSet::new();
-            let calls = Arc::new(Mutex::new(Vec::new()));
-            let sent = Arc::clone(&calls);
-            let client = client(move |call| {
-                sent.lock().unwrap().push(call.split(' ').next().unwrap_or_default().to_owned());
+            let client = client(|call| {
+                STEPS.lock().unwrap().push(call.split(' ').next().unwrap_or_default().to_owned());
                 let there = serde_json::to_string(&block("a-0", "a", "10.0.0.0/30")).unwrap();
                 std::future::ready((200, there)).boxed()
             });
             let ipam = node(client.clone(), &["a"], &mut tasks);
+            ipam.sync_blocks(&[]);
             assume(&ipam, &block("a-0", "a", "10.0.0.0/30"));
             assert_eq!(ipam.prefixes().len(), 1);
             let set_routes: fn(&Routes) -> netlink::Result<bool> = if routes_go {
                 |routes| {
                     assert_eq!(routes.exported, []);
+                    let refused = routes.refused.as_ref().map(|refused| format!("refuse {refused:?}"));
+                    STEPS.lock().unwrap().push(refused.unwrap_or_else(|| "withdraw".to_owned()));
                     Ok(true)
                 }
             } else {
@@ -315,9 +341,31 @@ mod tests {
             };
             let keeper = Keeper { set_routes, ..keeper(client, &ipam) };
             assert_eq!(keeper.try_release("a-0").await.is_ok(), routes_go);
-            assert_eq!(calls.lock().unwrap().iter().any(|call| call == "DELETE"), routes_go);
+            let mut steps = std::mem::take(&mut *STEPS.lock().unwrap());
+            steps.retain(|step| step != "GET" && step != "PATCH");
+            let expected: &[&str] = if routes_go { &["withdraw", "DELETE", "refuse []"] } else { &[] };
+            assert_eq!(steps, expected);
             assert_eq!(ipam.prefixes().len(), usize::from(!routes_go), "it is used again");
         }
+    }
+
+    #[tokio::test]
+    async fn what_refuses_packets_is_woken_when_a_block_is_gone_that_was_exported_no_more() {
+        let mut tasks = JoinSet::new();
+        let client = server(504);
+        let ipam = node(client.clone(), &["a"], &mut tasks);
+        ipam.sync_blocks(&[]);
+        assume(&ipam, &block("a-0", "a", "10.0.0.0/30"));
+        let keeper = keeper(client, &ipam);
+        keeper.try_release("a-0").await.unwrap_err();
+        let mut known = None;
+        let mut is_woken = || {
+            keeper.notify_of_pod_prefixes(&mut known);
+            ipam.blocks_changed().now_or_never().is_some()
+        };
+        assert_eq!([is_woken(), is_woken()], [true, false]);
+        ipam.update(|state| state.forget_block("a-0", "a-0"));
+        assert_eq!([is_woken(), is_woken()], [true, false]);
     }
 
     #[tokio::test]
