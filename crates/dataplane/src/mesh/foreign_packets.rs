@@ -220,6 +220,7 @@ fn harm(rule: &RoutingRule, outer: &Outer) -> Option<Harm> {
             let is_before = rule.base.hook == RoutingHook::Prerouting;
             (is_before && outer.certainly_meet(rule)).then_some(Harm::SourceCheck)
         }
+        Effect::Translation => None,
     }
 }
 

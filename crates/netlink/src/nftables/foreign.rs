@@ -1,5 +1,5 @@
 //! Chains of other programs at the forward hook, and rules in them that accept packets with a bit of the mark.
-//! [`routing`] has rules that change marks or check sources.
+//! [`routing`] has rules that change marks, check sources or translate destinations.
 //!
 //! A verdict to accept in one table does not count in the next one of the same hook: a packet is forwarded only if each chain accepts
 //! it. So what another program's chain drops by its policy can only be let through in that chain.

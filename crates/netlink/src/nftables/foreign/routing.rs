@@ -1,13 +1,14 @@
 //! Rules of other programs that change the mark of packets, or drop packets by a check of their sources, before these are routed or leave.
 //!
 //! The chains that are read are base chains of the types filter and route at the hooks prerouting, output and postrouting, and those to which
-//! these lead. Chains of type nat see the first packet of a connection only, and in them kube-proxy has tens of thousands of rules. Rules of
-//! iptables-legacy are not in nftables.
+//! these lead. Chains of type nat see the first packet of a connection only, and in them kube-proxy has tens of thousands of rules: of these,
+//! [`translations`] follows what one packet meets. Rules of iptables-legacy are not in nftables.
 
 mod conditions;
 mod effect;
 mod expressions;
 mod extensions;
+mod translation;
 
 use std::fmt;
 
@@ -16,6 +17,7 @@ use nix::libc;
 pub use conditions::{Conditions, DeviceName};
 pub use effect::{Effect, MarkChange};
 use expressions::{ParsedRule, parse_expressions};
+pub use translation::{Arrival, Translations, translations};
 
 use super::walk::{MAX_DEPTH, Verdict};
 use super::{RULE_HANDLE, TABLE_DORMANT, TableFamily, family_of, flags_of, request, tables};
@@ -60,7 +62,7 @@ impl fmt::Display for RoutingHook {
     }
 }
 
-/// A base chain of type filter or route at such a hook.
+/// A base chain at such a hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoutingChain {
     /// Family of its table.
@@ -115,7 +117,7 @@ impl fmt::Display for RoutingRule {
 /// As [`super::forward_chains`].
 pub fn routing_rules(socket: &mut Socket, is_own: impl Fn(&str) -> bool) -> Result<Vec<RoutingRule>> {
     let (mut found, mut left) = (Vec::new(), MAX_RULES);
-    for base in routing_chains(socket)?.iter().filter(|chain| !is_own(&chain.table)) {
+    for base in routing_chains(socket, &["filter", "route"])?.iter().filter(|chain| !is_own(&chain.table)) {
         let rules = |chain: &str| rules_of(socket, base, chain);
         let mut walk = Walk { base, rules, left, found: Vec::new() };
         walk.chain(&base.name, &Conditions::default(), false, MAX_DEPTH)?;
@@ -125,24 +127,24 @@ pub fn routing_rules(socket: &mut Socket, is_own: impl Fn(&str) -> bool) -> Resu
     Ok(found)
 }
 
-/// Chains that see packets; those of dormant tables do not.
-fn routing_chains(socket: &mut Socket) -> Result<Vec<RoutingChain>> {
+/// Chains of these types that see packets; those of dormant tables do not.
+fn routing_chains(socket: &mut Socket, kinds: &[&str]) -> Result<Vec<RoutingChain>> {
     let tables = tables(socket)?;
     let what = "list the chains of nftables";
     let replies = socket.dump(&request(libc::NFT_MSG_GETCHAIN, libc::AF_UNSPEC as u8, what, |_| {})?)?;
-    let chains: Parsed<Vec<_>> = replies.iter().map(parse_chain).collect();
+    let chains: Parsed<Vec<_>> = replies.iter().map(|reply| parse_chain(reply, kinds)).collect();
     let mut chains: Vec<RoutingChain> = explain(what, chains)?.into_iter().flatten().collect();
     chains.retain(|chain| flags_of(&tables, chain.family, &chain.table) & TABLE_DORMANT == 0);
     Ok(chains)
 }
 
-fn parse_chain(reply: &Reply) -> Parsed<Option<RoutingChain>> {
+fn parse_chain(reply: &Reply, kinds: &[&str]) -> Parsed<Option<RoutingChain>> {
     let Some(family) = TableFamily::of(family_of(reply)) else { return Ok(None) };
     let body = body(reply)?;
     let Some(hook) = find(body, chain::HOOK)? else { return Ok(None) };
     let kind = text(require(body, chain::TYPE)?)?;
     let number = be32(require(hook, chain::HOOK_NUMBER)?)?;
-    let Some(at) = RoutingHook::of(number).filter(|_| kind == "filter" || kind == "route") else {
+    let Some(at) = RoutingHook::of(number).filter(|_| kinds.contains(&kind)) else {
         return Ok(None);
     };
     Ok(Some(RoutingChain {
@@ -157,25 +159,42 @@ fn parse_chain(reply: &Reply) -> Parsed<Option<RoutingChain>> {
 
 /// Reads the rules of one chain, in order.
 fn rules_of(socket: &mut Socket, base: &RoutingChain, chain: &str) -> Result<Vec<ParsedRule>> {
+    read_chain(socket, base, chain, |expressions, handle| {
+        let parsed = parse_expressions(expressions, base.family.only())?;
+        Ok(ParsedRule { handle, ..parsed })
+    })
+}
+
+/// Reads the rules of one chain, in order, each from its expressions and its handle.
+fn read_chain<T>(
+    socket: &mut Socket,
+    base: &RoutingChain,
+    chain: &str,
+    parse: impl Fn(&[u8], u64) -> Parsed<T>,
+) -> Result<Vec<T>> {
     let what = format!("list rules of chain {} {} {chain}", base.family, base.table);
     let request = request(libc::NFT_MSG_GETRULE, base.family.number(), &what, |m| {
         m.text(rule::TABLE, &base.table);
         m.text(rule::CHAIN, chain);
     })?;
     let replies = socket.dump(&request)?;
-    let rules: Parsed<Vec<_>> = replies.iter().map(|reply| parse_rule(reply, base, chain)).collect();
+    let rules: Parsed<Vec<_>> = replies.iter().map(|reply| parse_rule(reply, base, chain, &parse)).collect();
     Ok(explain(&what, rules)?.into_iter().flatten().collect())
 }
 
 /// `None` for a rule of another chain.
-fn parse_rule(reply: &Reply, base: &RoutingChain, chain: &str) -> Parsed<Option<ParsedRule>> {
+fn parse_rule<T>(
+    reply: &Reply,
+    base: &RoutingChain,
+    chain: &str,
+    parse: impl Fn(&[u8], u64) -> Parsed<T>,
+) -> Parsed<Option<T>> {
     let body = body(reply)?;
     if text(require(body, rule::TABLE)?)? != base.table || text(require(body, rule::CHAIN)?)? != chain {
         return Ok(None);
     }
     let handle = u64::from_be_bytes(array(require(body, RULE_HANDLE)?)?);
-    let parsed = parse_expressions(find(body, rule::EXPRESSIONS)?.unwrap_or_default(), base.family.only())?;
-    Ok(Some(ParsedRule { handle, ..parsed }))
+    parse(find(body, rule::EXPRESSIONS)?.unwrap_or_default(), handle).map(Some)
 }
 
 /// Ways of packets through a base chain.
@@ -285,7 +304,7 @@ mod tests {
         walk.chain("OUTPUT", &Conditions::default(), false, MAX_DEPTH).unwrap();
         let shown = walk.found.iter().map(|rule| match rule.effect {
             Effect::Mark(change) => (change.set, !rule.conditions.has_more, rule.may_be_skipped),
-            Effect::SourceCheck => panic!("no rule checks sources"),
+            other => panic!("{other:?}"),
         });
         shown.collect()
     }
@@ -344,8 +363,8 @@ mod tests {
         #[test]
         fn garbage_is_an_error_or_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let reply = Reply { kind: 0, payload: bytes };
-            let _ = parse_chain(&reply);
-            let _ = parse_rule(&reply, &base(), "c");
+            let _ = parse_chain(&reply, &["filter", "nat"]);
+            let _ = parse_rule(&reply, &base(), "c", |expressions, _| parse_expressions(expressions, None));
         }
     }
 }

@@ -37,4 +37,6 @@ pub enum Effect {
     Mark(MarkChange),
     /// Drops packets that came in by another device than the one by which their source is reached (RFC 3704), looked up without their mark.
     SourceCheck,
+    /// Translates the destination of packets to a UDP port of this host, so that another program gets them.
+    Translation,
 }

@@ -27,7 +27,7 @@ fn connection_mark(info: &[u8], revision: u32) -> Option<MarkChange> {
     (*mode == CONNMARK_RESTORE).then_some(MarkChange { kept: !word(info, 8)?, set: 0, unknown })
 }
 
-fn word(info: &[u8], offset: usize) -> Option<u32> {
+pub(super) fn word(info: &[u8], offset: usize) -> Option<u32> {
     info.get(offset..)?.first_chunk().copied().map(u32::from_ne_bytes)
 }
 
