@@ -16,8 +16,12 @@ pub enum Foreign {
 
 impl Foreign {
     /// All words that [`Self::reason`] may be.
-    pub const REASONS: [&'static str; 3] =
-        [ForeignPacketRule::MARK, ForeignRule::REASON, ForeignPacketRule::SOURCE_CHECK];
+    pub const REASONS: [&'static str; 4] = [
+        ForeignPacketRule::MARK,
+        ForeignPacketRule::PORT_TRANSLATION,
+        ForeignRule::REASON,
+        ForeignPacketRule::SOURCE_CHECK,
+    ];
 
     /// One word for conditions, Events and metrics.
     pub fn reason(&self) -> &'static str {

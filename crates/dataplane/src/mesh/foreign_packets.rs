@@ -2,9 +2,11 @@
 //!
 //! A mark of another program is not enough for that. What enters the mesh needs none, since the rules of [`super::guard_routes`] look at destinations,
 //! and forwarded packets are never taken for WireGuard's. So marks count only where they mean something to the mesh ([`Harm`]), and for packets to which it
-//! means that ([`host`]).
+//! means that ([`host`]). Rules that give what comes to WireGuard's port of this host to another program are found by following such a packet
+//! ([`translations`]).
 
 mod host;
+mod translations;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,6 +25,7 @@ use super::guard::PRIORITY_LEAVING;
 use super::state::MeshState;
 use super::table::PRIORITY;
 use host::Host;
+use translations::PortTranslations;
 
 /// Begin of the names of all tables of Fairlead but [`NFT_TABLE`].
 const OWN_TABLES: &str = "fairlead_";
@@ -53,12 +56,15 @@ pub enum Harm {
     PastMesh,
     /// Packets of WireGuard that come from other nodes' own addresses are dropped.
     SourceCheck,
+    /// Packets of WireGuard that come from other nodes reach another program.
+    Translation,
     /// Packets of WireGuard lose its mark, and enter their own tunnel or are dropped by the guard.
     WireGuard,
 }
 
 impl ForeignPacketRule {
     pub(super) const MARK: &'static str = "ForeignPacketMark";
+    pub(super) const PORT_TRANSLATION: &'static str = "ForeignPortTranslation";
     pub(super) const SOURCE_CHECK: &'static str = "ForeignSourceCheck";
 
     /// One word for conditions, Events and metrics.
@@ -66,6 +72,7 @@ impl ForeignPacketRule {
         match self.harm {
             Harm::ClearText | Harm::IntoMesh | Harm::PastMesh | Harm::WireGuard => Self::MARK,
             Harm::SourceCheck => Self::SOURCE_CHECK,
+            Harm::Translation => Self::PORT_TRANSLATION,
         }
     }
 }
@@ -96,6 +103,9 @@ impl Harm {
             Self::SourceCheck => {
                 "checks the sources of packets without looking at their mark, and drops what comes from other nodes' own addresses, WireGuard's packets among it"
             }
+            Self::Translation => {
+                "gives what comes to WireGuard's UDP port of this host to another program, so that other nodes do not reach this one, but for flows that it began"
+            }
             Self::WireGuard => {
                 "takes the bit 0x20 from the mark of packets of this host, WireGuard's among them, which then do not reach nodes whose own address is their endpoint"
             }
@@ -109,6 +119,9 @@ impl Harm {
             }
             Self::SourceCheck => {
                 "have it look at the mark (nft: fib saddr . mark . iif; iptables: -m rpfilter --validmark)"
+            }
+            Self::Translation => {
+                "give the program, or the pod's hostPort, another port, or this node one of its own (annotation kilo.squat.ai/force-endpoint)"
             }
             Self::WireGuard => {
                 "have it leave the bits 0x60 as they are (nft: meta mark set meta mark & 0x60 | VALUE; iptables: --set-xmark VALUE/0xffffff9f, \
@@ -128,6 +141,7 @@ pub(super) struct ForeignPacketRules {
     looked: Option<(u32, Outer)>,
     /// Whether rules were there then that do harm, or would on a host with other links and addresses.
     has_any: bool,
+    translations: PortTranslations,
     /// Kept open: closing it waits for the kernel to free what the last transaction deleted.
     socket: Option<Socket>,
 }
@@ -136,7 +150,7 @@ impl ForeignPacketRules {
     /// Looks for them, if nftables has changed or there were any. A failure changes nothing else of the mesh, and is logged.
     pub(super) fn observe(&mut self, state: &MeshState, now: SystemTime) {
         if let Err(error) = self.look(state, now) {
-            tracing::warn!(%error, "cannot read which rules of other programs change marks of packets");
+            tracing::warn!(%error, "cannot read which rules of other programs work against the mesh");
         }
     }
 
@@ -147,12 +161,15 @@ impl ForeignPacketRules {
     fn look(&mut self, state: &MeshState, now: SystemTime) -> Result<()> {
         let mut socket = self.socket.take().map_or_else(|| Socket::open(Family::Netfilter), Ok)?;
         let outer = Outer::of(state);
-        let looked = Some((generation(&mut socket)?, outer.clone()));
+        let generation = generation(&mut socket)?;
+        let has_looked = self.translations.observe(&mut socket, generation, state, now);
+        let looked = Some((generation, outer.clone()));
         // What they count is in no generation, and neither are links and addresses of this host.
-        if self.looked != looked || self.has_any {
+        if self.looked != looked || self.has_any || has_looked {
             self.looked = looked;
             let mut rules = routing_rules(&mut socket, is_own)?;
             rules.retain(|rule| harm(rule, &outer).is_some());
+            rules.extend_from_slice(self.translations.found());
             self.has_any = !rules.is_empty();
             let host = if self.has_any { Host::read(state)? } else { Host::default() };
             self.take_over(rules, &outer, &host, now);
@@ -220,7 +237,7 @@ fn harm(rule: &RoutingRule, outer: &Outer) -> Option<Harm> {
             let is_before = rule.base.hook == RoutingHook::Prerouting;
             (is_before && outer.certainly_meet(rule)).then_some(Harm::SourceCheck)
         }
-        Effect::Translation => None,
+        Effect::Translation => Some(Harm::Translation),
     }
 }
 
@@ -402,6 +419,24 @@ mod tests {
         assert_eq!(rules.found(), []);
         rules.take_over(counting(131), &outer, &host, at(15));
         assert_eq!((rules.found()[0].since, rules.found()[0].at_least), (at(15), 0));
+    }
+
+    #[test]
+    fn a_rule_that_gives_wireguards_port_to_another_program_is_named_with_its_place() {
+        let mut rules = ForeignPacketRules::default();
+        let chain = "CNI-DN-1".to_owned();
+        let host_port = RoutingRule {
+            chain,
+            packets: Some(3),
+            ..rule(RoutingHook::Prerouting, -100, false, Effect::Translation)
+        };
+        rules.take_over(vec![host_port], &outer(&[]), &Host::default(), SystemTime::UNIX_EPOCH);
+        let [problem] = rules.found() else { panic!("{:?}", rules.found()) };
+        assert_eq!((problem.harm, problem.reason()), (Harm::Translation, "ForeignPortTranslation"));
+        let text = problem.to_string();
+        let place =
+            "rule 7 of chain inet other CNI-DN-1 (reached from chain, hook prerouting, priority -100)";
+        assert!(text.contains(place) && text.contains("hostPort"), "{text}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Rules of other programs that set marks or check sources: those that lead a packet another way are named, each beside the way that it takes without
+//! Rules of other programs that set marks, check sources or translate destinations: those that lead a packet another way are named, each beside the way that it takes without
 //! them, and no others are. A veth stands in the place of the WireGuard device.
 
 use std::net::UdpSocket;
@@ -124,7 +124,12 @@ impl Bed {
 
     /// Whether a packet of the other node arrives.
     fn hears_the_other_node(&self) -> bool {
-        let socket = self.node.run(|| UdpSocket::bind((NODE, 0))).unwrap();
+        self.hears_at(0)
+    }
+
+    /// Whether a packet of the other node arrives at this port; 0 for any.
+    fn hears_at(&self, port: u16) -> bool {
+        let socket = self.node.run(|| UdpSocket::bind((NODE, port))).unwrap();
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
         send(&self.uplink, (NODE, socket.local_addr().unwrap().port()), (0, 0));
         socket.recv_from(&mut [0; 8]).is_ok()
@@ -293,6 +298,74 @@ fn a_check_of_sources_without_marks_drops_what_other_nodes_send_and_is_named() {
         if let [found] = &bed.applier.foreign()[..] {
             assert_eq!(found.reason(), "ForeignSourceCheck");
         }
+    }
+}
+
+/// A pod's `hostPort` as the CNI plugin portmap translates it, by iptables and by nftables, a node port as kube-proxy does, and rules of administrators.
+#[test]
+fn rules_that_give_wireguards_port_to_another_program_are_named() {
+    let prerouting = |rule: &str| nft("nat hook prerouting priority dstnat", rule);
+    let portmap = "iptables-nft -t nat -N CNI-HOSTPORT-DNAT; iptables-nft -t nat -N CNI-DN-1; \
+         iptables-nft -t nat -A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT; \
+         iptables-nft -t nat -A CNI-HOSTPORT-DNAT -p udp -m comment --comment 'dnat name' -m multiport --dports 53,51820 -j CNI-DN-1; \
+         iptables-nft -t nat -A CNI-DN-1 -p udp --dport 51820 -j DNAT --to-destination 100.66.0.2:51820";
+    let portmap_nft = "nft 'table ip cni_hostport { chain hostip_hostports { }; \
+         chain hostports { udp dport 51820 dnat to 100.66.0.2:51820 comment \"id\"; }; \
+         chain prerouting { type nat hook prerouting priority dstnat; jump hostip_hostports; jump hostports; }; }'";
+    let service = "nft 'table ip kube-proxy { \
+         map ports { type inet_proto . inet_service : verdict; }; \
+         chain endpoint { meta l4proto udp dnat to 100.66.0.2:51820; }; \
+         chain service { numgen random mod 1 vmap { 0 : goto endpoint }; }; \
+         chain nat-prerouting { type nat hook prerouting priority dstnat; jump services; }; \
+         chain services { ip daddr 100.65.0.1 meta l4proto . th dport vmap @ports; }; }; \
+         add element ip kube-proxy ports { udp . 51820 : goto service }'";
+    let own = "chain inet other c (hook prerouting, priority -100)";
+    for (rule, place) in [
+        (prerouting("meta nfproto ipv4 udp dport 51820 counter dnat ip to 100.66.0.2"), own),
+        (prerouting("iifname up0 udp dport 51000-52000 redirect to :5000"), own),
+        (prerouting("udp dport { 53, 51820 } redirect to :5000"), own),
+        (
+            portmap.to_owned(),
+            "chain ip nat CNI-DN-1 (reached from PREROUTING, hook prerouting, priority -100)",
+        ),
+        (portmap_nft.to_owned(), "chain ip cni_hostport hostports (reached from prerouting, hook prerouting"),
+        (service.to_owned(), "chain ip kube-proxy endpoint (reached from nat-prerouting, hook prerouting"),
+    ] {
+        let mut bed = Bed::new();
+        assert!(bed.hears_at(WIREGUARD), "without {rule}");
+        bed.node.sh(&rule);
+        bed.apply();
+        assert!(!bed.hears_at(WIREGUARD), "{rule}");
+        assert_eq!(bed.harms(), [Harm::Translation], "{rule}");
+        let found = bed.applier.foreign();
+        assert_eq!(found[0].reason(), "ForeignPortTranslation");
+        assert!(found[0].to_string().contains(place), "{place} is not in {}", found[0]);
+        bed.node.sh("nft flush ruleset");
+        bed.apply();
+        assert!(bed.hears_at(WIREGUARD) && bed.harms().is_empty(), "after {rule}");
+    }
+}
+
+#[test]
+fn rules_that_translate_other_packets_leave_wireguards_port_alone_and_are_not_named() {
+    for rules in [
+        "udp dport 51821 redirect to :5000; tcp dport 51820 redirect to :5000",
+        "meta nfproto ipv4 ip daddr 100.65.0.100 udp dport 51820 redirect to :5000",
+        "iifname docker0 udp dport 51820 redirect to :5000",
+        "udp dport 51820 accept; udp dport 51000-52000 redirect to :5000",
+        // By more ports than its own.
+        "udp dport 1024-65535 redirect to :51820",
+        "udp dport { 53, 5000 } redirect to :51820",
+    ] {
+        let mut bed = Bed::new();
+        bed.node.sh(
+            "ip link add docker0 type bridge; ip addr add 172.17.0.1/16 dev docker0; ip link set docker0 up",
+        );
+        bed.state.uplinks.push("docker0".to_owned());
+        bed.node.sh(&nft("nat hook prerouting priority dstnat", rules));
+        bed.apply();
+        assert!(bed.hears_at(WIREGUARD), "{rules}");
+        assert_eq!(bed.harms(), [], "{rules}");
     }
 }
 

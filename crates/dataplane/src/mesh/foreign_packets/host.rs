@@ -54,9 +54,14 @@ impl Host {
         Self { ways: used.chain(known).collect(), local: local.map(|route| route.destination).collect() }
     }
 
+    /// Whether packets to other nodes and their pods leave by a link of this name, or may.
+    pub(super) fn is_way(&self, link: &str) -> bool {
+        self.ways.iter().any(|way| way == link)
+    }
+
     /// Harm that the rule does; `None` also where it may only seem to do one.
     pub(super) fn judge(&self, rule: &RoutingRule, outer: &Outer) -> Option<Harm> {
-        let uplinks = outer.uplinks.iter().filter(|uplink| self.ways.contains(uplink)).cloned().collect();
+        let uplinks = outer.uplinks.iter().filter(|uplink| self.is_way(uplink)).cloned().collect();
         let outer = Outer { uplinks, families: outer.families.clone() };
         harm(rule, &outer).filter(|harm| !self.spares(rule, *harm))
     }
@@ -72,7 +77,7 @@ impl Host {
             Harm::ClearText | Harm::PastMesh => {
                 (stays && base.priority > PRIORITY_TRANSLATION) || self.is_aside(conditions)
             }
-            Harm::SourceCheck | Harm::WireGuard => false,
+            Harm::SourceCheck | Harm::Translation | Harm::WireGuard => false,
         }
     }
 

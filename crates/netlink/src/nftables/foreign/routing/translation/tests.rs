@@ -175,12 +175,15 @@ fn redirect_target(port: u16) -> Bytes {
     extension("target", ("REDIRECT", 0), &info)
 }
 
+/// Key and verdict.
+type SetElement = (Vec<u8>, Verdict);
+
 /// Tables of another program; chains of all tables have different names.
 #[derive(Default)]
 struct Tables {
     chains: BTreeMap<&'static str, Rc<[NatRule]>>,
     /// Length of the keys, and elements.
-    sets: BTreeMap<&'static str, (usize, Vec<(Vec<u8>, Verdict)>)>,
+    sets: BTreeMap<&'static str, (usize, Vec<SetElement>)>,
 }
 
 impl Tables {
@@ -191,7 +194,7 @@ impl Tables {
         self
     }
 
-    fn with_set(mut self, set: &'static str, length: usize, elements: Vec<(Vec<u8>, Verdict)>) -> Self {
+    fn with_set(mut self, set: &'static str, length: usize, elements: Vec<SetElement>) -> Self {
         self.sets.insert(set, (length, elements));
         self
     }
@@ -381,7 +384,7 @@ fn an_exception_counts_for_what_follows_it() {
         Tables::default()
             .with("PREROUTING", &[jump, taken.clone()])
             .with("inner", &[exception])
-            .with("SECOND", &[taken.clone()])
+            .with("SECOND", std::slice::from_ref(&taken))
     };
     let both = |exception| met(&arrival(NODE), behind(exception), &["PREROUTING", "SECOND"]);
     let second = at("SECOND", 1);
