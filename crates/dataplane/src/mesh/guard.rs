@@ -273,7 +273,7 @@ fn plain_sets(plain: &[PlainRoute]) -> BTreeMap<String, IntervalSet> {
     sets
 }
 
-/// Lets pass what leaves by the link of its plain route.
+/// Rules that let pass what leaves by the link of its plain route.
 fn plain_routes(plain: &[PlainRoute]) -> impl Iterator<Item = Rule> {
     let links: BTreeSet<u32> = plain.iter().map(|route| route.link).collect();
     links.into_iter().flat_map(|link| HALVES.map(|half| half.accept_plain(link)))
@@ -399,7 +399,7 @@ impl Half {
         Rule(expressions)
     }
 
-    /// What has a plain route by this link, and leaves by it.
+    /// Rule that lets pass what has a plain route by this link, and leaves by it.
     fn accept_plain(&self, link: u32) -> Rule {
         let mut expressions = vec![
             Expression::LoadMeta(Meta::OutputInterfaceIndex),
