@@ -14,6 +14,8 @@ use crate::mesh::state::MeshState;
 
 /// Rules that are read in a second, on average: kube-proxy may have ten thousand in one chain, and may change some each second.
 const RULES_PER_SECOND: usize = 100;
+/// Least time from a failure until the next look: reading may have taken long, and rules that change all the time make it fail again.
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(60);
 /// Most links by which packets may come, and most addresses of each one in a family.
 const MAX_LINKS: usize = 16;
 const MAX_ADDRESSES: usize = 4;
@@ -57,6 +59,7 @@ impl PortTranslations {
             Ok(found) => self.take_over(found, occasion, now),
             Err(error) => {
                 tracing::warn!(%error, "cannot read which rules of other programs translate destinations");
+                self.put_off(now);
                 return false;
             }
         }
@@ -73,6 +76,12 @@ impl PortTranslations {
             |(last, pause): (SystemTime, Duration)| now.duration_since(last).is_ok_and(|it| it < pause);
         let has_changed = self.looked.as_ref() != Some(occasion);
         (has_changed || !self.found.is_empty()) && !self.last.is_some_and(is_too_soon)
+    }
+
+    /// Puts the next look off after a failure, by the pause of the last look at least. What was found stays.
+    fn put_off(&mut self, now: SystemTime) {
+        let pause = self.last.map(|(_, pause)| pause).unwrap_or_default();
+        self.last = Some((now, pause.max(PAUSE_AFTER_FAILURE)));
     }
 
     fn take_over(&mut self, found: Translations, occasion: Occasion, now: SystemTime) {
@@ -170,6 +179,18 @@ mod tests {
         seen.take_over(Translations { rules: vec![rule()], read: 10_000 }, occasion(1), at(1000));
         assert!(!seen.is_due(&occasion(2), at(1099)) && seen.is_due(&occasion(2), at(1100)));
         assert!(seen.is_due(&occasion(2), at(0)), "the clock was set back");
+    }
+
+    /// Ten thousand rules would be read at each reconciliation else, for as long as it fails.
+    #[test]
+    fn it_is_not_looked_again_at_once_after_a_failure() {
+        let mut seen = PortTranslations::default();
+        seen.put_off(at(1000));
+        assert!(!seen.is_due(&occasion(1), at(1059)) && seen.is_due(&occasion(1), at(1060)));
+        seen.take_over(Translations { rules: vec![rule()], read: 10_000 }, occasion(1), at(2000));
+        seen.put_off(at(2100));
+        assert!(!seen.is_due(&occasion(2), at(2199)) && seen.is_due(&occasion(2), at(2200)));
+        assert_eq!(seen.found(), [rule()], "what was found stays");
     }
 
     #[test]
