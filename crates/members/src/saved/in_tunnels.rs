@@ -7,6 +7,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
+use fairlead_address::PrefixSet;
 use fairlead_topology::{Down, Member, OwnAddress, Policy, Reserved, plan};
 use ipnet::IpNet;
 
@@ -38,11 +39,18 @@ impl Saved {
         let policy =
             Policy { guarded: self.guarded(includes_pod_networks, now), ..self.policy(own, host, &settings) };
         let others = self.facts.members.iter().filter(|member| member.name != own);
-        let held = others.flat_map(|member| {
-            pods(member, includes_pod_networks).map(move |prefix| (member.name.as_str(), prefix))
-        });
-        let left = policy.guarded.iter().map(|prefix| ("", prefix));
-        plan(&self.facts.members, &policy).in_tunnels(held.chain(left))
+        let held: Vec<(&str, &IpNet)> = others
+            .flat_map(|member| {
+                pods(member, includes_pod_networks).map(move |prefix| (member.name.as_str(), prefix))
+            })
+            .collect();
+        // Another member may have a block of a missing one by now, and a plain route leads to that.
+        let of_others: PrefixSet = held.iter().map(|(_, prefix)| *prefix).collect();
+        let left = policy.guarded.iter().collect::<PrefixSet>().subtract(&of_others);
+        let ipv4 = left.ipv4_prefixes().into_iter().map(IpNet::from);
+        let left: Vec<IpNet> = ipv4.chain(left.ipv6_prefixes().into_iter().map(IpNet::from)).collect();
+        let left = left.iter().map(|prefix| ("", prefix));
+        plan(&self.facts.members, &policy).in_tunnels(held.into_iter().chain(left))
     }
 
     /// The policy of the mesh as it was saved, as far as prefixes of pods depend on it.
@@ -194,6 +202,19 @@ mod tests {
         assert_eq!(refused(&encapsulated), ALL[1..]);
         encapsulated.facts.members.retain(|member| member.name != "n1");
         assert_eq!(refused(&encapsulated), ALL, "it is not known where this node is");
+    }
+
+    #[test]
+    fn a_block_of_a_missing_node_that_a_neighbour_has_by_now_leaves_by_the_plain_route() {
+        let now = Instant::now();
+        let gone = Member { blocks: vec![net("10.64.2.0/24"), net("10.64.8.0/24")], ..member(8) };
+        let missing = Missing { member: gone, until: now + Duration::from_secs(3600), is_guarded: true };
+        let missing = BTreeMap::from([("n8".to_owned(), missing)]);
+        let departures = Departures::restored(BTreeMap::new(), missing, ReleasedBlocks::default());
+        let plain = saved(json!({ "topology": { "granularity": "cross" } }));
+        let found = refused(&Saved { departures, ..plain });
+        assert!(!found.contains(&"10.64.2.0/24".to_owned()), "{found:?}");
+        assert!(found.contains(&"10.64.8.0/24".to_owned()), "{found:?}");
     }
 
     #[test]
