@@ -31,6 +31,7 @@ use ipnet::IpNet;
 use tokio::time::{sleep, timeout};
 
 use self::metrics::{Object, PodNetworkMetrics};
+use self::refused::Refused;
 use crate::cni::{self, MeshStatus};
 use crate::container_locks::{ContainerLocks, Guard};
 use crate::ipam::Ipam;
@@ -38,6 +39,7 @@ use crate::ipam::Ipam;
 mod connected;
 pub mod desired;
 pub mod metrics;
+mod refused;
 
 /// nftables tables of the pods' network.
 const TABLES: [&str; 3] = [NFT_TABLE_FORWARD, NFT_TABLE_MASQUERADE, NFT_TABLE_SOURCE_CHECK];
@@ -108,7 +110,7 @@ impl PodNetwork {
     async fn run(self, mut kernel: KernelChanges) -> Infallible {
         let mut pools = self.pools.subscribe();
         let mut meshes = self.meshes.subscribe();
-        let mut blocks = None;
+        let mut refused = Refused::default();
         let mut firewalls = ForwardRules::default();
         let mut tables = KernelTables::default();
         loop {
@@ -120,7 +122,7 @@ impl PodNetwork {
             let is_mesh_starting = self.is_mesh_starting();
             let outcomes = [
                 self.restore_pods().await,
-                self.refuse_unallocated(&mut blocks, is_mesh_starting).await,
+                self.refuse_unallocated(&mut refused, is_mesh_starting).await,
                 self.check_sources().await,
             ];
             for outcome in outcomes {
@@ -141,7 +143,9 @@ impl PodNetwork {
                     () = self.mesh_started(), if is_mesh_starting => {}
                 }
             };
-            let _ = timeout(SWEEP_INTERVAL, changed).await;
+            // The mesh wakes nothing here when it has noticed what this node has released.
+            let interval = if refused.has_released() { Duration::ZERO } else { SWEEP_INTERVAL };
+            let _ = timeout(interval, changed).await;
         }
     }
 
@@ -177,24 +181,21 @@ impl PodNetwork {
         first
     }
 
-    /// Packets to addresses of this node's blocks that no pod has are refused. Waits for the blocks: what was refused before the
-    /// start goes on until they are known, and until the mesh keeps packets to those that are another node's by now. `known` are the blocks
-    /// of the last time; with the same ones, a difference is a correction.
-    async fn refuse_unallocated(
-        &self,
-        known: &mut Option<Vec<IpNet>>,
-        is_mesh_starting: bool,
-    ) -> anyhow::Result<()> {
-        let Some(blocks) = self.ipam.pod_prefixes() else { return Ok(()) };
+    /// Packets to addresses of this node's blocks that no pod has are refused, also of blocks that it has released until the mesh has noticed that.
+    /// Waits for the blocks: what was refused before the start goes on until they are known, and until the mesh keeps packets to those that are
+    /// another node's by now. Where the prefixes are those of the last time, a difference is a correction.
+    async fn refuse_unallocated(&self, refused: &mut Refused, is_mesh_starting: bool) -> anyhow::Result<()> {
+        let Some(own) = self.ipam.pod_prefixes() else { return Ok(()) };
         let ids = self.ipam.numbers();
-        let wanted = blocks.clone();
+        let prefixes = refused.update(own, Instant::now(), |prefix| self.mesh.takes_for_own(prefix));
+        let wanted = prefixes.clone();
         let set = if is_mesh_starting { routes::add_blocks } else { routes::sync_blocks };
         let done = tokio::task::spawn_blocking(move || set(ids, &wanted)).await?;
         let done = done.context("cannot refuse packets to addresses that no pod has")?;
-        if !done.is_empty() && known.as_ref() == Some(&blocks) {
+        if !done.is_empty() && refused.are_set(&prefixes) {
             self.corrected(Object::Block, "set the routes that refuse packets to addresses of no pod", None);
         }
-        *known = (!is_mesh_starting).then_some(blocks);
+        refused.set((!is_mesh_starting).then_some(prefixes));
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use fairlead_mesh::model::problem::MeshFailure;
 use fairlead_mesh::{MeshView, Snapshot};
 use fairlead_pods::cni::MeshStatus;
+use ipnet::IpNet;
 
 use super::watches::Caches;
 
@@ -36,6 +37,11 @@ impl MeshStatus for MeshOfPods {
         let refused_for = self.caches.mesh_refused_for();
         report.is_some() || failure.is_some_and(|failure| counts(&failure, lasted, refused_for))
     }
+
+    fn takes_for_own(&self, prefix: &IpNet) -> bool {
+        let Snapshot { report, failure, .. } = self.view.snapshot();
+        report.is_some_and(|report| takes_for_own(&report.own.prefixes, failure.is_some(), prefix))
+    }
 }
 
 /// Whether a failure that has `lasted` is a reason to start pods without a mesh, where the API server has refused lists for `refused_for`. Pure.
@@ -49,6 +55,11 @@ fn counts(failure: &MeshFailure, lasted: Duration, refused_for: Duration) -> boo
         MeshFailure::NodeNotFound(_) => lasted >= NODE_MISSING,
         MeshFailure::WaitingForApiServer => false,
     }
+}
+
+/// Whether a prefix is among the `own` ones of the last report, or the last step `failed`: it may have left the kernel as it was. Pure.
+fn takes_for_own(own: &[IpNet], failed: bool, prefix: &IpNet) -> bool {
+    failed || own.iter().any(|own| own.contains(prefix))
 }
 
 #[cfg(test)]
@@ -75,5 +86,15 @@ mod tests {
             assert!(counts(&failure, Duration::ZERO, Duration::ZERO), "{failure:?}");
         }
         assert!(!counts(&MeshFailure::WaitingForApiServer, HOUR, HOUR));
+    }
+
+    #[test]
+    fn a_step_of_the_mesh_that_failed_has_released_no_block() {
+        let [own, block, other] =
+            ["10.0.0.0/24", "10.0.0.0/27", "10.0.1.0/27"].map(|net| net.parse::<IpNet>().unwrap());
+        assert!(takes_for_own(&[own], false, &block));
+        assert!(!takes_for_own(&[own], false, &other));
+        assert!(!takes_for_own(&[], false, &other));
+        assert!(takes_for_own(&[own], true, &other));
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use fairlead_api::resources::WireKubeMesh;
 use fairlead_cluster::caches::Cache;
+use ipnet::IpNet;
 
 use super::failure::{Failure, Reason};
 use crate::container_locks::{ContainerLocks, Guard};
@@ -24,6 +25,10 @@ pub trait MeshStatus: Send + Sync {
     /// Whether the kernel leads packets to other nodes into the mesh or drops them, or there is none, or a reason for that which lasts; false
     /// before the first step of the program.
     fn is_settled(&self) -> bool;
+
+    /// Whether the kernel may still lead packets to a prefix past the mesh, because the mesh takes it for this node's own as of its last step;
+    /// false where no mesh is.
+    fn takes_for_own(&self, prefix: &IpNet) -> bool;
 }
 
 /// Whether packets to other nodes may still leave in clear text although there is to be a mesh. Before the API server has listed them, there may be one.
@@ -94,6 +99,10 @@ mod tests {
 
         fn is_settled(&self) -> bool {
             self.is_settled
+        }
+
+        fn takes_for_own(&self, _: &IpNet) -> bool {
+            false
         }
     }
 

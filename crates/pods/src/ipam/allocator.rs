@@ -265,8 +265,7 @@ impl Ipam {
     }
 
     /// Prefixes of this node's blocks whose addresses only pods of this node have: those of reserved blocks may be in use otherwise. A block
-    /// that is being released is among them until it is gone, since until then the mesh takes it for this node's own. `None` before the blocks are
-    /// known.
+    /// that is being released is among them until it is gone. `None` before the blocks are known.
     pub(crate) fn pod_prefixes(&self) -> Option<Vec<IpNet>> {
         let state = self.lock();
         let blocks = state.table().blocks().filter(|block| !block.is_reserved());

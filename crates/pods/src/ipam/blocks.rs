@@ -41,27 +41,21 @@ pub(super) struct Keeper {
     pub(super) set_routes: fn(&Routes) -> netlink::Result<bool>,
 }
 
-/// The routes that follow from blocks.
+/// The routes that tell routing daemons of blocks. Those that refuse packets to addresses of no pod are [`crate::pod_network`]'s.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Routes {
     ids: RoutingIds,
-    /// Prefixes that are exported to routing daemons.
+    /// Prefixes that are exported.
     exported: Vec<IpNet>,
-    /// Prefixes to which packets are refused as long as no pod has the address; `None` leaves these routes as they are.
-    refused: Option<Vec<IpNet>>,
 }
 
 impl Routes {
-    /// Brings the kernel's tables to these routes, and says whether what is exported has changed.
+    /// Brings the kernel's table to these routes, and says whether it has changed.
     ///
     /// # Errors
     /// The kernel refuses a route.
     pub(super) fn set(&self) -> netlink::Result<bool> {
-        let exported = routes::sync_export(self.ids, &self.exported)?;
-        if let Some(refused) = &self.refused {
-            routes::sync_blocks(self.ids, refused)?;
-        }
-        Ok(!exported.is_empty())
+        Ok(!routes::sync_export(self.ids, &self.exported)?.is_empty())
     }
 }
 
@@ -172,8 +166,8 @@ impl Keeper {
     }
 
     /// False when the block is not released now. The server is asked before the block is closed, so that an outage takes
-    /// no block out of use; and what routing daemons are told of it goes before it does, because the next node may have it at once. Packets to it are
-    /// refused until it is gone: before, the mesh takes it for this node's own, and they would leave in clear text.
+    /// no block out of use; and what routing daemons are told of it goes before it does, because the next node may have it at once. Packets to it
+    /// are refused meanwhile; [`crate::pod_network`] decides for how long after it is gone.
     async fn try_release(&self, name: &str) -> anyhow::Result<bool> {
         let present = timeout(TIMEOUT, self.blocks().get_opt(name)).await??;
         let present =
@@ -185,7 +179,7 @@ impl Keeper {
         let Some(deletion) = self.ipam.update(|state| state.close_block(name, present)) else {
             return Ok(false);
         };
-        let (answer, outcome) = match self.set_routes(None).await {
+        let (answer, outcome) = match self.set_routes().await {
             Ok(()) => self.delete(&deletion).await,
             Err(error) => (DeletionAnswer::Refused, Err(error.context("cannot withdraw its routes"))),
         };
@@ -197,14 +191,7 @@ impl Keeper {
         if is_gone {
             timeout(TIMEOUT, remove_finalizer(&self.blocks(), name, &deletion.uid)).await??;
             self.ipam.update(|state| state.forget_block(name, &deletion.uid));
-            if let Err(error) = self.set_routes(self.ipam.pod_prefixes()).await {
-                let error = format!("{error:#}");
-                tracing::warn!(
-                    block = name,
-                    error,
-                    "cannot remove the routes that refuse packets to a released block"
-                );
-            }
+            self.ipam.blocks_changed.notify_one();
         }
         Ok(is_gone)
     }
@@ -221,14 +208,14 @@ impl Keeper {
 
     /// Tells routing daemons of all blocks.
     async fn export(&self) {
-        if let Err(error) = self.set_routes(None).await {
+        if let Err(error) = self.set_routes().await {
             tracing::warn!(error = format!("{error:#}"), "cannot update the export table");
         }
     }
 
-    async fn set_routes(&self, refused: Option<Vec<IpNet>>) -> anyhow::Result<()> {
+    async fn set_routes(&self) -> anyhow::Result<()> {
         let set = self.set_routes;
-        let routes = Routes { ids: self.ipam.numbers(), exported: self.ipam.prefixes(), refused };
+        let routes = Routes { ids: self.ipam.numbers(), exported: self.ipam.prefixes() };
         if tokio::task::spawn_blocking(move || set(&routes)).await?? {
             self.ipam.blocks_changed.notify_one();
         }
@@ -307,13 +294,13 @@ mod tests {
             assert_eq!(!usage.is_empty(), known, "{code}");
             assert_eq!(usage.first().is_some_and(|usage| usage.open), open, "{code}");
             let refused = ipam.pod_prefixes().unwrap();
-            assert_eq!(!refused.is_empty(), known, "{code}: packets to it are refused until it is gone");
+            assert_eq!(!refused.is_empty(), known, "{code}: it is this node's until it is gone");
         }
     }
 
-    /// The next node may be granted it as soon as it is deleted, and this node's mesh takes it for its own until then.
+    /// The next node may be granted it as soon as it is deleted. What refuses packets to it hears of that.
     #[tokio::test]
-    async fn a_block_is_withdrawn_before_it_goes_and_refused_until_then_and_without_that_it_stays() {
+    async fn a_block_is_withdrawn_before_it_goes_and_without_that_it_stays() {
         static STEPS: Mutex<Vec<String>> = Mutex::new(Vec::new());
         for routes_go in [true, false] {
             let mut tasks = JoinSet::new();
@@ -329,9 +316,8 @@ mod tests {
             let set_routes: fn(&Routes) -> netlink::Result<bool> = if routes_go {
                 |routes| {
                     assert_eq!(routes.exported, []);
-                    let refused = routes.refused.as_ref().map(|refused| format!("refuse {refused:?}"));
-                    STEPS.lock().unwrap().push(refused.unwrap_or_else(|| "withdraw".to_owned()));
-                    Ok(true)
+                    STEPS.lock().unwrap().push("withdraw".to_owned());
+                    Ok(false)
                 }
             } else {
                 |_| {
@@ -343,8 +329,9 @@ mod tests {
             assert_eq!(keeper.try_release("a-0").await.is_ok(), routes_go);
             let mut steps = std::mem::take(&mut *STEPS.lock().unwrap());
             steps.retain(|step| step != "GET" && step != "PATCH");
-            let expected: &[&str] = if routes_go { &["withdraw", "DELETE", "refuse []"] } else { &[] };
+            let expected: &[&str] = if routes_go { &["withdraw", "DELETE"] } else { &[] };
             assert_eq!(steps, expected);
+            assert_eq!(ipam.blocks_changed().now_or_never().is_some(), routes_go);
             assert_eq!(ipam.prefixes().len(), usize::from(!routes_go), "it is used again");
         }
     }
