@@ -67,7 +67,7 @@ impl Refusal {
     }
 }
 
-/// Refusals in a row.
+/// Refusals of one kind in a row.
 #[derive(Debug)]
 struct Refused {
     latest: Refusal,
@@ -77,7 +77,10 @@ struct Refused {
 
 impl Refused {
     fn again(before: Option<&Self>, latest: Refusal, now: Instant) -> Self {
-        Self { latest, first_at: before.map_or(now, |before| before.first_at), latest_at: now }
+        let is_same =
+            |before: &&Self| std::mem::discriminant(&before.latest) == std::mem::discriminant(&latest);
+        let first_at = before.filter(is_same).map_or(now, |before| before.first_at);
+        Self { latest, first_at, latest_at: now }
     }
 
     fn lasted(&self) -> Duration {
@@ -120,7 +123,7 @@ where
         self.refusal.borrow().as_ref().map(|refused| refused.latest.clone())
     }
 
-    /// Time from the first to the latest refusal in a row; zero if it was refused once or not at all. The pause before the next attempt, up
+    /// Time from the first to the latest refusal of the same kind in a row; zero if it was refused once or not at all. The pause before the next attempt, up
     /// to a minute, does not count: the API server may refuse nothing any more.
     pub fn refused_for(&self) -> Duration {
         self.refusal.borrow().as_ref().map(Refused::lasted).unwrap_or_default()
@@ -333,6 +336,9 @@ mod tests {
         assert_eq!(once.lasted(), Duration::ZERO);
         let again = Refused::again(Some(&once), forbidden(), now + Duration::from_secs(50));
         assert_eq!(again.lasted(), Duration::from_secs(50));
+        let unknown = Refusal::UnknownResource("Namespaces");
+        let other = Refused::again(Some(&again), unknown, now + Duration::from_secs(60));
+        assert_eq!(other.lasted(), Duration::ZERO, "what was forbidden need not be unknown");
 
         let twice = stream::iter([Err(error(403)), Err(error(403))]).chain(stream::pending());
         let mut supervisor = Supervisor::default();
