@@ -192,6 +192,19 @@ pub fn refuse(prefixes: &[IpNet], interface: &str, pods: u32) -> Result<bool> {
     guard_routes::refuse(&state, pods).map(|()| true)
 }
 
+/// Takes away what [`refuse`] made, where there is no mesh to wait for. Changes nothing where an [`Applier`] has made routes since. Returns whether
+/// anything was refused.
+///
+/// # Errors
+/// The kernel refuses a message.
+pub fn stop_refusing() -> Result<bool> {
+    let mut socket = RouteSocket::open()?;
+    if !own_routes(&mut socket)?.is_empty() || !guard_routes::are_there(&mut socket)? {
+        return Ok(false);
+    }
+    guard_routes::remove().map(|()| true)
+}
+
 /// Takes everything away that an [`Applier`] made, the device included. Nothing is touched where none made anything, and nothing of another
 /// program with the same [`numbers`].
 ///

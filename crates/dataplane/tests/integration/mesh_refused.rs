@@ -1,6 +1,6 @@
 //! A node between its boot and the first reconciliation of the mesh, of which the kernel has nothing: what is for pods of other nodes is refused.
 
-use fairlead_dataplane::mesh::{refuse, remove};
+use fairlead_dataplane::mesh::{refuse, remove, stop_refusing};
 use ipnet::IpNet;
 
 use crate::mesh_common::Namespace;
@@ -73,6 +73,21 @@ fn what_is_refused_is_removed_where_there_is_no_mesh_any_more() {
     assert_eq!(node.sh(SHOWN), shown, "a program that is started again");
     node.run(|| remove().unwrap());
     assert_eq!(node.sh(SHOWN), before);
+}
+
+#[test]
+fn what_is_refused_ends_without_a_mesh_and_what_a_mesh_has_made_stays() {
+    let node = Namespace::new();
+    let before = node.sh(SHOWN);
+    assert!(!node.run(|| stop_refusing().unwrap()), "nothing is refused");
+    assert!(refused(&node, &PREFIXES));
+    assert!(node.run(|| stop_refusing().unwrap()));
+    assert_eq!(node.sh(SHOWN), before);
+
+    let bed = Bed::new();
+    let before = bed.a.node.sh(SHOWN);
+    assert!(!bed.a.node.run(|| stop_refusing().unwrap()));
+    assert_eq!(bed.a.node.sh(SHOWN), before);
 }
 
 /// A program that is killed between rules and routes has refused nothing yet.

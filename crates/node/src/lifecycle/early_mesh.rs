@@ -1,8 +1,12 @@
 //! Packets to pods of other nodes between the start of this program and the first reconciliation of the mesh, from what an earlier run saved.
 //! After a reboot the kernel has nothing of the mesh, and sends them in clear text.
 
-use std::time::Instant;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use fairlead_api::resources::WireKubeMesh;
+use fairlead_cluster::caches::{Cache, Refusal};
 use fairlead_dataplane::mesh;
 use fairlead_dataplane::uplink::{HostNetwork, Ignored};
 use fairlead_members::saved::in_tunnels::HostNetworks;
@@ -13,13 +17,19 @@ use jiff::Timestamp;
 
 use super::settings::Settings;
 
+/// Least time for which the API server must have said that it has no WireKubeMeshes until there is no mesh to wait for: while it starts, and while an
+/// administrator replaces the CRDs, it says so, too.
+const UNKNOWN: Duration = Duration::from_secs(600);
+/// Interval at which that is looked at.
+const INTERVAL: Duration = Duration::from_secs(60);
+
 /// Prefixes that are to be refused, and the name of the mesh's device.
 type Refused = (Vec<IpNet>, String);
 
 /// Makes the kernel refuse packets to pods of other nodes, where an earlier run of this program saved a mesh and the kernel has nothing of it. The
 /// mesh replaces that, or removes it where there is none any more. A refusal of the kernel is logged: the node starts without it.
 pub(crate) async fn refuse(settings: &Settings) {
-    let file = StateFile { directory: settings.state_dir.clone(), node: settings.node.clone() };
+    let file = state_file(settings);
     let table_pods = settings.numbers.table_pods();
     let refused = tokio::task::spawn_blocking(move || {
         let Some((prefixes, interface)) = refused(&file, &HostNetwork::read()?) else { return Ok(false) };
@@ -35,6 +45,43 @@ pub(crate) async fn refuse(settings: &Settings) {
             tracing::warn!(%error, "refusing packets to pods of other nodes stopped before it finished");
         }
     }
+}
+
+/// Files of what an earlier run saved of the mesh.
+pub(crate) fn state_file(settings: &Settings) -> StateFile {
+    StateFile { directory: settings.state_dir.clone(), node: settings.node.clone() }
+}
+
+/// Ends what [`refuse`] began on a node that was off while the CRDs of the mesh were deleted: no mesh replaces it, nor removes it. What was saved of
+/// the mesh goes, too, or the next start would refuse the same again. Runs forever.
+pub(crate) async fn stop_refusing(file: StateFile, meshes: Arc<Cache<WireKubeMesh>>) -> Infallible {
+    loop {
+        tokio::time::sleep(INTERVAL).await;
+        if !has_no_meshes(meshes.refusal().as_ref(), meshes.refused_for()) {
+            continue;
+        }
+        let file = file.clone();
+        let stopped = tokio::task::spawn_blocking(move || {
+            let was_refused = mesh::stop_refusing()?;
+            if was_refused {
+                file.remove();
+            }
+            Ok::<_, fairlead_netlink::Error>(was_refused)
+        });
+        match stopped.await {
+            Ok(Ok(true)) => tracing::warn!(
+                "the API server has had no WireKubeMeshes for {UNKNOWN:?}: packets to pods of other nodes are no longer refused"
+            ),
+            Ok(Ok(false)) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "packets to pods of other nodes are still refused"),
+            Err(error) => tracing::warn!(%error, "packets to pods of other nodes may still be refused"),
+        }
+    }
+}
+
+/// Whether the API server has said for long enough that it has no WireKubeMeshes. One that does not show them to this node says nothing. Pure.
+fn has_no_meshes(refusal: Option<&Refusal>, refused_for: Duration) -> bool {
+    matches!(refusal, Some(Refusal::UnknownResource(_))) && refused_for >= UNKNOWN
 }
 
 /// Decides what is to be refused; `None` without a usable file. Why a file is not usable, the mesh tells.
@@ -60,9 +107,7 @@ fn refused(file: &StateFile, network: &HostNetwork) -> Option<Refused> {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-    use std::sync::Arc;
 
-    use fairlead_api::resources::WireKubeMesh;
     use fairlead_keys::PublicKey;
     use fairlead_members::departures::Departures;
     use fairlead_members::saved::cluster::Unsaved;
@@ -105,5 +150,16 @@ mod tests {
         assert_eq!(refused(&file(directory.path(), "n2"), &network), None);
         own.remove();
         assert_eq!(refused(&own, &network), None, "the mesh was deleted");
+    }
+
+    #[test]
+    fn only_an_api_server_that_has_had_no_meshes_for_long_ends_what_is_refused() {
+        let (unknown, forbidden) =
+            (Refusal::UnknownResource("WireKubeMeshes"), Refusal::Forbidden(String::new()));
+        let hour = Duration::from_secs(3600);
+        assert!(has_no_meshes(Some(&unknown), UNKNOWN));
+        assert!(!has_no_meshes(Some(&unknown), Duration::from_secs(599)), "it starts");
+        assert!(!has_no_meshes(Some(&forbidden), hour), "there may be one");
+        assert!(!has_no_meshes(None, hour), "it does not answer, or has them");
     }
 }

@@ -35,7 +35,7 @@ use super::mesh_of_pods::MeshOfPods;
 use super::settings::{Access, Settings};
 use super::standalone::Objects;
 use super::watches::Caches;
-use super::{api_server, handover, server, shutdown};
+use super::{api_server, early_mesh, handover, server, shutdown};
 use crate::metrics::Metrics;
 use crate::routes::{RoutesDeps, RoutesHandle};
 use crate::{routes, status};
@@ -235,6 +235,9 @@ impl Node {
     pub(crate) fn start_mesh(&self, events: &EventPublisher, supervisor: &mut Supervisor) -> MeshHandle {
         let settings = &self.settings;
         let caches = &self.caches;
+        let stop_refusing =
+            early_mesh::stop_refusing(early_mesh::state_file(settings), Arc::clone(&caches.meshes));
+        supervisor.subsystem("mesh").spawn("early refusals", stop_refusing);
         let private_key = match identity::load_or_create(&settings.state_dir, rand::random()) {
             Ok(private_key) => private_key,
             Err(error) => {
