@@ -1,5 +1,7 @@
 //! One netlink socket: framing, acknowledgements, dumps (`netlink(7)`, `linux/netlink.h`).
 
+mod dump;
+
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,8 +23,6 @@ const HEADER: usize = 16;
 const RECEIVE: usize = 64 * 1024;
 /// Room for the largest batch: 100,000 prefixes are 4 MB.
 const SEND_BUFFER: usize = 64 << 20;
-/// Most attempts at a dump that changes interrupt.
-const MAX_DUMP_ATTEMPTS: usize = 8;
 /// Messages that may be unacknowledged at once: their acknowledgements must fit the receive buffer.
 const WINDOW: usize = 256;
 
@@ -157,26 +157,6 @@ impl Socket {
         self.acknowledgement(self.sequence, &message.what)?
     }
 
-    /// Dumps a kernel table; repeats when it changed meanwhile (`NLM_F_DUMP_INTR`).
-    ///
-    /// # Errors
-    /// The kernel's refusal, a failure of the socket, or a table that changed during every attempt.
-    pub fn dump(&mut self, message: &Message) -> Result<Vec<Reply>> {
-        for _ in 0..MAX_DUMP_ATTEMPTS {
-            self.sequence = self.sequence.wrapping_add(1);
-            let mut bytes = Vec::new();
-            frame(&mut bytes, message, NLM_F_REQUEST | NLM_F_DUMP, self.sequence);
-            self.send(&bytes)?;
-            if let Some(replies) = self.dump_replies(&message.what)? {
-                return Ok(replies);
-            }
-        }
-        Err(Error::Malformed {
-            what: message.what.clone(),
-            reason: format!("the table changed during each of {MAX_DUMP_ATTEMPTS} dumps"),
-        })
-    }
-
     /// Sends one atomic nftables transaction: `begin`, the messages, `end` (`NFNL_MSG_BATCH_BEGIN`).
     ///
     /// # Errors
@@ -239,30 +219,6 @@ impl Socket {
             == Err(Errno::EAGAIN)
     }
 
-    fn dump_replies(&mut self, what: &str) -> Result<Option<Vec<Reply>>> {
-        let mut replies = Vec::new();
-        let mut interrupted = false;
-        loop {
-            let received = self.receive()?;
-            let mut rest = self.buffer.get(..received).unwrap_or_default();
-            while let Some(parsed) = take_frame(&mut rest) {
-                if parsed.sequence != self.sequence {
-                    continue;
-                }
-                interrupted |= parsed.flags & libc::NLM_F_DUMP_INTR as u16 != 0;
-                match i32::from(parsed.kind) {
-                    // A dump that fails midway reports it in its last message (since Linux 4.20).
-                    libc::NLMSG_DONE => {
-                        parse_done(&parsed, what)?;
-                        return Ok((!interrupted).then_some(replies));
-                    }
-                    libc::NLMSG_ERROR => parse_error(&parsed, what)?,
-                    _ => replies.push(Reply { kind: parsed.kind, payload: parsed.payload.to_vec() }),
-                }
-            }
-        }
-    }
-
     /// Reads until the acknowledgement of `sequence`. The outer error is the socket's, the inner the kernel's.
     fn acknowledgement(&mut self, sequence: u32, what: &str) -> Result<Result<Vec<Reply>>> {
         let mut replies = Vec::new();
@@ -311,7 +267,6 @@ impl Socket {
 
 const NLM_F_REQUEST: u16 = libc::NLM_F_REQUEST as u16;
 const NLM_F_ACK: u16 = libc::NLM_F_ACK as u16;
-const NLM_F_DUMP: u16 = libc::NLM_F_DUMP as u16;
 
 #[expect(unsafe_code, reason = "nix has no wrapper for SOL_NETLINK options")]
 fn set_netlink_option(fd: &OwnedFd, option: libc::c_int) {
