@@ -12,8 +12,9 @@ use super::host::Host;
 use super::is_own;
 use crate::mesh::state::MeshState;
 
-/// Rules that are read in a second, on average: kube-proxy may have ten thousand in one chain, and may change some each second.
-const RULES_PER_SECOND: usize = 100;
+/// Rules and elements that are read in a second, and requests about sets, on average: kube-proxy may have ten thousand rules in one chain, and may change
+/// some each second.
+const READ_PER_SECOND: usize = 100;
 /// Least time from a failure until the next look: reading may have taken long, and rules that change all the time make it fail again.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(60);
 /// Most links by which packets may come, and most addresses of each one in a family.
@@ -28,6 +29,8 @@ pub(super) struct PortTranslations {
     looked: Option<Occasion>,
     /// Time of the last look, and least time until the next one.
     last: Option<(SystemTime, Duration)>,
+    /// Whether there were too many rules at the last look.
+    is_partial: bool,
 }
 
 /// State on which the result of a look depends.
@@ -56,7 +59,16 @@ impl PortTranslations {
             return false;
         }
         match look(socket, state) {
-            Ok(found) => self.take_over(found, occasion, now),
+            Ok(found) => {
+                if self.becomes_partial(found.left_out) {
+                    tracing::warn!(
+                        left_out = found.left_out,
+                        "there are too many rules of other programs that translate destinations: whether those that \
+                         were left out, or follow them, give WireGuard's port to another program is not known"
+                    );
+                }
+                self.take_over(found, occasion, now);
+            }
             Err(error) => {
                 tracing::warn!(%error, "cannot read which rules of other programs translate destinations");
                 self.put_off(now);
@@ -78,6 +90,12 @@ impl PortTranslations {
         (has_changed || !self.found.is_empty()) && !self.last.is_some_and(is_too_soon)
     }
 
+    /// Takes over how many rules were left out, and returns whether that is to be told: it was not so at the last look.
+    fn becomes_partial(&mut self, left_out: usize) -> bool {
+        let was_partial = std::mem::replace(&mut self.is_partial, left_out > 0);
+        self.is_partial && !was_partial
+    }
+
     /// Puts the next look off after a failure, by the pause of the last look at least. What was found stays.
     fn put_off(&mut self, now: SystemTime) {
         let pause = self.last.map(|(_, pause)| pause).unwrap_or_default();
@@ -85,7 +103,7 @@ impl PortTranslations {
     }
 
     fn take_over(&mut self, found: Translations, occasion: Occasion, now: SystemTime) {
-        let pause = u64::try_from(found.read / RULES_PER_SECOND).unwrap_or(u64::MAX);
+        let pause = u64::try_from(found.read / READ_PER_SECOND).unwrap_or(u64::MAX);
         self.found = found.rules;
         self.looked = Some(occasion);
         self.last = Some((now, Duration::from_secs(pause)));
@@ -94,14 +112,15 @@ impl PortTranslations {
 
 fn look(socket: &mut Socket, state: &MeshState) -> Result<Translations> {
     let mut arrivals = arrivals(state)?;
-    let found = translations(socket, &arrivals, is_own)?;
-    if found.rules.is_empty() {
-        return Ok(found);
+    let first = translations(socket, &arrivals, is_own)?;
+    if first.rules.is_empty() {
+        return Ok(first);
     }
     // Nothing of other nodes comes by the bridge of a container engine.
     let host = Host::read(state)?;
     arrivals.retain(|arrival| host.is_way(&arrival.input));
-    translations(socket, &arrivals, is_own)
+    let second = translations(socket, &arrivals, is_own)?;
+    Ok(Translations { read: first.read.saturating_add(second.read), ..second })
 }
 
 /// First packets of other nodes to WireGuard's port.
@@ -161,22 +180,26 @@ mod tests {
         }
     }
 
+    fn found(rules: Vec<RoutingRule>, read: usize) -> Translations {
+        Translations { rules, read, left_out: 0 }
+    }
+
     #[test]
     fn it_is_looked_again_after_a_change_and_while_there_are_rules() {
         let mut seen = PortTranslations::default();
         assert!(seen.is_due(&occasion(1), at(0)));
-        seen.take_over(Translations { rules: Vec::new(), read: 99 }, occasion(1), at(0));
+        seen.take_over(found(Vec::new(), 99), occasion(1), at(0));
         assert!(!seen.is_due(&occasion(1), at(60)) && seen.is_due(&occasion(2), at(0)));
         let moved = Occasion { port: 51821, ..occasion(1) };
         assert!(seen.is_due(&moved, at(0)));
-        seen.take_over(Translations { rules: vec![rule()], read: 99 }, occasion(2), at(1));
+        seen.take_over(found(vec![rule()], 99), occasion(2), at(1));
         assert!(seen.is_due(&occasion(2), at(1)), "it may have counted packets");
     }
 
     #[test]
     fn ten_thousand_rules_are_not_read_each_second() {
         let mut seen = PortTranslations::default();
-        seen.take_over(Translations { rules: vec![rule()], read: 10_000 }, occasion(1), at(1000));
+        seen.take_over(found(vec![rule()], 10_000), occasion(1), at(1000));
         assert!(!seen.is_due(&occasion(2), at(1099)) && seen.is_due(&occasion(2), at(1100)));
         assert!(seen.is_due(&occasion(2), at(0)), "the clock was set back");
     }
@@ -187,10 +210,17 @@ mod tests {
         let mut seen = PortTranslations::default();
         seen.put_off(at(1000));
         assert!(!seen.is_due(&occasion(1), at(1059)) && seen.is_due(&occasion(1), at(1060)));
-        seen.take_over(Translations { rules: vec![rule()], read: 10_000 }, occasion(1), at(2000));
+        seen.take_over(found(vec![rule()], 10_000), occasion(1), at(2000));
         seen.put_off(at(2100));
         assert!(!seen.is_due(&occasion(2), at(2199)) && seen.is_due(&occasion(2), at(2200)));
         assert_eq!(seen.found(), [rule()], "what was found stays");
+    }
+
+    #[test]
+    fn that_there_are_too_many_rules_is_told_once() {
+        let mut seen = PortTranslations::default();
+        let told = [0, 5, 7, 0, 5].map(|left_out| seen.becomes_partial(left_out));
+        assert_eq!(told, [false, true, false, false, true]);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! these lead. Chains of type nat see the first packet of a connection only, and in them kube-proxy has tens of thousands of rules: of these,
 //! [`translations`] follows what one packet meets. Rules of iptables-legacy are not in nftables.
 
+mod bounded;
 mod conditions;
 mod effect;
 mod expressions;
@@ -14,6 +15,7 @@ use std::fmt;
 
 use nix::libc;
 
+use bounded::Bounded;
 pub use conditions::{Conditions, DeviceName};
 pub use effect::{Effect, MarkChange};
 use expressions::{ParsedRule, parse_expressions};
@@ -21,7 +23,7 @@ pub use translation::{Arrival, Translations, translations};
 
 use super::walk::{MAX_DEPTH, Verdict};
 use super::{RULE_HANDLE, TABLE_DORMANT, TableFamily, family_of, flags_of, request, tables};
-use crate::nftables::attributes::{Parsed, array, be32, explain, find, require, text};
+use crate::nftables::attributes::{Parsed, array, be32, find, require, text};
 use crate::nftables::request::body;
 use crate::nftables::uapi::{chain, rule};
 use crate::{Reply, Result, Socket};
@@ -131,9 +133,11 @@ pub fn routing_rules(socket: &mut Socket, is_own: impl Fn(&str) -> bool) -> Resu
 fn routing_chains(socket: &mut Socket, kinds: &[&str]) -> Result<Vec<RoutingChain>> {
     let tables = tables(socket)?;
     let what = "list the chains of nftables";
-    let replies = socket.dump(&request(libc::NFT_MSG_GETCHAIN, libc::AF_UNSPEC as u8, what, |_| {})?)?;
-    let chains: Parsed<Vec<_>> = replies.iter().map(|reply| parse_chain(reply, kinds)).collect();
-    let mut chains: Vec<RoutingChain> = explain(what, chains)?.into_iter().flatten().collect();
+    let request = request(libc::NFT_MSG_GETCHAIN, libc::AF_UNSPEC as u8, what, |_| {})?;
+    let mut chains = socket.dump_each(&request, Vec::new, |chains: &mut Vec<RoutingChain>, reply| {
+        chains.extend(parse_chain(&reply, kinds)?);
+        Ok(())
+    })?;
     chains.retain(|chain| flags_of(&tables, chain.family, &chain.table) & TABLE_DORMANT == 0);
     Ok(chains)
 }
@@ -157,29 +161,32 @@ fn parse_chain(reply: &Reply, kinds: &[&str]) -> Parsed<Option<RoutingChain>> {
     }))
 }
 
-/// Reads the rules of one chain, in order.
+/// Reads the rules of one chain, in order, as many as are looked at.
 fn rules_of(socket: &mut Socket, base: &RoutingChain, chain: &str) -> Result<Vec<ParsedRule>> {
-    read_chain(socket, base, chain, |expressions, handle| {
+    let rules = read_chain(socket, base, chain, MAX_RULES, |expressions, handle| {
         let parsed = parse_expressions(expressions, base.family.only())?;
         Ok(ParsedRule { handle, ..parsed })
-    })
+    })?;
+    Ok(rules.kept)
 }
 
-/// Reads the rules of one chain, in order, each from its expressions and its handle.
+/// Reads the rules of one chain, in order, each from its expressions and its handle, and keeps at most so many.
 fn read_chain<T>(
     socket: &mut Socket,
     base: &RoutingChain,
     chain: &str,
+    most: usize,
     parse: impl Fn(&[u8], u64) -> Parsed<T>,
-) -> Result<Vec<T>> {
+) -> Result<Bounded<T>> {
     let what = format!("list rules of chain {} {} {chain}", base.family, base.table);
     let request = request(libc::NFT_MSG_GETRULE, base.family.number(), &what, |m| {
         m.text(rule::TABLE, &base.table);
         m.text(rule::CHAIN, chain);
     })?;
-    let replies = socket.dump(&request)?;
-    let rules: Parsed<Vec<_>> = replies.iter().map(|reply| parse_rule(reply, base, chain, &parse)).collect();
-    Ok(explain(&what, rules)?.into_iter().flatten().collect())
+    let start = || Bounded::new(most);
+    socket.dump_each(&request, start, |rules: &mut Bounded<T>, reply| {
+        rules.add(|| parse_rule(&reply, base, chain, &parse))
+    })
 }
 
 /// `None` for a rule of another chain.

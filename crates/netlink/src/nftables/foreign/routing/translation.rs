@@ -7,6 +7,7 @@
 //! taken from some node. A set is asked for the packet's element, and not read, however large it is.
 
 mod extensions;
+mod kernel;
 mod packet;
 mod source;
 mod steps;
@@ -15,23 +16,29 @@ use std::net::IpAddr;
 
 use fairlead_address::IpFamily;
 
+use self::kernel::Kernel;
 pub use self::packet::Arrival;
 use self::packet::{End, Packet, Passage, pass};
-use self::source::{Kernel, Source};
+use self::source::{Look, Source};
 use self::steps::NatRule;
 use super::{Conditions, Effect, MAX_DEPTH, RoutingChain, RoutingHook, RoutingRule, Verdict, routing_chains};
 use crate::{Result, Socket};
 
-/// Most rules that a packet is led past.
-const MAX_RULES: usize = 20_000;
+/// Most rules that a packet is led past, and most rules and verdicts of maps that are kept of all tables. A rule of iptables-nft takes less than 1 KiB, and
+/// the node program's container has 256 MiB for all.
+const MAX_RULES: usize = 40_000;
+/// Most rules that are found for one packet: users are told of a few.
+const MAX_FOUND: usize = 256;
 
 /// Rules that translate the destination of packets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Translations {
     /// The rules. One that several packets meet is there several times.
     pub rules: Vec<RoutingRule>,
-    /// Number of rules that were read.
+    /// Number of rules and elements of sets that were read, and of requests about sets.
     pub read: usize,
+    /// Number of rules among these that were not looked at, because there are too many. No rule is found behind them.
+    pub left_out: usize,
 }
 
 /// Rules that translate the destinations of these packets, of all tables but those whose name `is_own` accepts. A rule that leaves a packet its port, and gives
@@ -50,12 +57,12 @@ pub fn translations(
     let mut found = Translations::default();
     let Some(first) = chains.first() else { return Ok(found) };
     let own: Vec<IpAddr> = arrivals.iter().map(|arrival| arrival.destination).collect();
-    let mut kernel = Kernel::new(socket, first.clone());
+    let mut look = Look::new(Kernel(socket), first.clone());
     for arrival in arrivals {
         let packet = Packet { arrival, own: &own };
-        found.rules.extend(follow(packet, &chains, &mut kernel)?);
+        found.rules.extend(follow(packet, &chains, &mut look)?);
     }
-    found.read = kernel.read();
+    (found.read, found.left_out) = (look.read, look.left_out);
     Ok(found)
 }
 
@@ -119,9 +126,9 @@ struct Walk<'a, S> {
 impl<S: Source> Walk<'_, S> {
     /// Follows a chain; a packet that comes to it certainly continues as the result says, if that is certain, else as [`Flow::Returned`] does.
     fn chain(&mut self, name: &str, leading: Way, depth: usize) -> Result<Flow> {
-        let Some(deeper) = depth.checked_sub(1) else { return Ok(Flow::Accepted) };
+        let Some(deeper) = depth.checked_sub(1).filter(|_| self.left > 0) else { return Ok(Flow::Accepted) };
         let rules = self.source.rules(name)?;
-        for rule in rules.iter() {
+        for rule in &rules.kept {
             let Some(left) = self.left.checked_sub(1) else { return Ok(Flow::Accepted) };
             self.left = left;
             let Some(passage) = pass(rule, self.packet, self.source)? else { continue };
@@ -137,6 +144,11 @@ impl<S: Source> Walk<'_, S> {
             if let Some(flow) = flow.filter(|_| passage.is_certain) {
                 return Ok(flow);
             }
+        }
+        if rules.left_out > 0 {
+            // The way behind rules that are not known is not known either.
+            self.left = 0;
+            return Ok(Flow::Accepted);
         }
         Ok(Flow::Returned)
     }
@@ -158,7 +170,7 @@ impl<S: Source> Walk<'_, S> {
     }
 
     fn add(&mut self, chain: &str, rule: &NatRule, way: Way) {
-        if !way.is_certain && !way.names_port {
+        if (!way.is_certain && !way.names_port) || self.found.len() >= MAX_FOUND {
             return;
         }
         self.found.push(RoutingRule {

@@ -136,6 +136,8 @@ pub(super) fn parse(expressions: &[u8], handle: u64) -> Parsed<NatRule> {
             name => rule.steps.extend(step(name, data)?),
         }
     }
+    // Tens of thousands of rules are kept.
+    rule.steps.shrink_to_fit();
     Ok(rule)
 }
 

@@ -8,6 +8,7 @@ use super::steps::{Field, Step};
 use super::*;
 use crate::nftables::attributes::AttributeWriter;
 use crate::nftables::foreign::TableFamily;
+use crate::nftables::foreign::routing::Bounded;
 use crate::nftables::{AddressEnd, Comparison, Expression, Header, Meta};
 
 const PORT: u16 = 51820;
@@ -181,16 +182,24 @@ type SetElement = (Vec<u8>, Verdict);
 /// Tables of another program; chains of all tables have different names.
 #[derive(Default)]
 struct Tables {
-    chains: BTreeMap<&'static str, Rc<[NatRule]>>,
+    chains: BTreeMap<&'static str, Rc<Bounded<NatRule>>>,
     /// Length of the keys, and elements.
     sets: BTreeMap<&'static str, (usize, Vec<SetElement>)>,
 }
 
 impl Tables {
     /// Adds a chain, whose rules have the handles 1, 2 and so on.
-    fn with(mut self, chain: &'static str, rules: &[Bytes]) -> Self {
-        let parsed = (1..).zip(rules).map(|(handle, rule)| steps::parse(rule, handle).unwrap());
-        self.chains.insert(chain, parsed.collect());
+    fn with(self, chain: &'static str, rules: &[Bytes]) -> Self {
+        self.with_first(usize::MAX, chain, rules)
+    }
+
+    /// Adds a chain of which at most so many rules are kept.
+    fn with_first(mut self, most: usize, chain: &'static str, rules: &[Bytes]) -> Self {
+        let mut parsed = Bounded::new(most);
+        for (handle, rule) in (1..).zip(rules) {
+            parsed.add(|| steps::parse(rule, handle).map(Some)).unwrap();
+        }
+        self.chains.insert(chain, Rc::new(parsed));
         self
     }
 
@@ -203,7 +212,7 @@ impl Tables {
 impl Source for Tables {
     fn enter(&mut self, _: &RoutingChain) {}
 
-    fn rules(&mut self, chain: &str) -> Result<Rc<[NatRule]>> {
+    fn rules(&mut self, chain: &str) -> Result<Rc<Bounded<NatRule>>> {
         Ok(self.chains.get(chain).cloned().unwrap_or_default())
     }
 }
@@ -395,6 +404,26 @@ fn an_exception_counts_for_what_follows_it() {
     // Other nodes are not excepted; of two translations the first one counts.
     assert_eq!(both([source("198.51.100.9"), accept].concat()), at("PREROUTING", 2));
     assert_eq!(both([wireguards(), redirect(5000)].concat()), at("inner", 1));
+}
+
+#[test]
+fn nothing_is_found_behind_rules_that_are_not_kept() {
+    let inner = vec![from("docker0"); 2];
+    let behind = |most: usize, condition: Bytes| {
+        let leading = [condition, verdict(JUMP, "inner")].concat();
+        let tables = Tables::default().with_first(most, "inner", &inner);
+        found(tables.with("PREROUTING", &[leading, [wireguards(), to_pod()].concat()]))
+    };
+    assert_eq!(behind(2, wireguards()), at("PREROUTING", 2));
+    assert_eq!(behind(1, wireguards()), [], "the other one may accept the packet");
+    assert_eq!(behind(1, source("198.51.100.9")), [], "it may come to them");
+    assert_eq!(behind(1, protocol(6)), at("PREROUTING", 2), "it does not come to them");
+}
+
+#[test]
+fn of_a_thousand_rules_for_the_port_some_are_found() {
+    let rules = vec![[source("198.51.100.9"), wireguards(), to_pod()].concat(); 1000];
+    assert_eq!(found(Tables::default().with("PREROUTING", &rules)).len(), MAX_FOUND);
 }
 
 #[test]
