@@ -175,19 +175,23 @@ impl Applier {
     }
 }
 
-/// Makes the kernel refuse packets to these prefixes until [`Applier::apply`] leads them into the mesh: after a reboot it has nothing of that, and they
+/// Makes the kernel refuse packets to prefixes until [`Applier::apply`] leads them into the mesh: after a reboot it has nothing of that, and they
 /// would leave in clear text. Changes nothing where routes of the mesh are there already, or another program has the same [`numbers`].
-/// `interface` is the name of our device, and `pods` the table of this node's pods. Returns whether anything was changed.
+/// `wanted` finds the prefixes and the name of our device, `None` for nothing; it is asked only where no route of the mesh is there. `pods` is the table
+/// of this node's pods. Returns whether anything was changed.
 ///
 /// # Errors
-/// The kernel refuses a message.
-pub fn refuse(prefixes: &[IpNet], interface: &str, pods: u32) -> Result<bool> {
+/// The kernel refuses a message, or `wanted` fails.
+pub fn refuse(wanted: impl FnOnce() -> Result<Option<(Vec<IpNet>, String)>>, pods: u32) -> Result<bool> {
     let mut socket = RouteSocket::open()?;
-    let is_made = !own_routes(&mut socket)?.is_empty() || guard_routes::are_there(&mut socket)?;
-    if prefixes.is_empty() || is_made || numbers::taken(interface)?.is_some() {
+    if !own_routes(&mut socket)?.is_empty() || guard_routes::are_there(&mut socket)? {
         return Ok(false);
     }
-    let (targets_v4, targets_v6) = prefixes.iter().copied().partition(|prefix| prefix.addr().is_ipv4());
+    let Some((prefixes, interface)) = wanted()? else { return Ok(false) };
+    if prefixes.is_empty() || numbers::taken(&interface)?.is_some() {
+        return Ok(false);
+    }
+    let (targets_v4, targets_v6) = prefixes.into_iter().partition(|prefix| prefix.addr().is_ipv4());
     let state = MeshState { targets_v4, targets_v6, ..MeshState::default() };
     guard_routes::refuse(&state, pods).map(|()| true)
 }

@@ -1,5 +1,7 @@
 //! A node between its boot and the first reconciliation of the mesh, of which the kernel has nothing: what is for pods of other nodes is refused.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use fairlead_dataplane::mesh::{refuse, remove, stop_refusing};
 use ipnet::IpNet;
 
@@ -26,7 +28,7 @@ const SHOWN: &str = "ip rule; ip -6 rule; for table in 180 181 182 183; do for f
 
 fn refused(node: &Namespace, prefixes: &[&str]) -> bool {
     let prefixes: Vec<IpNet> = prefixes.iter().map(|prefix| prefix.parse().unwrap()).collect();
-    node.run(|| refuse(&prefixes, "wire_kube", TABLE_PODS).unwrap())
+    node.run(|| refuse(|| Ok(Some((prefixes, "wire_kube".to_owned()))), TABLE_PODS).unwrap())
 }
 
 #[test]
@@ -56,12 +58,20 @@ fn a_program_that_starts_beside_the_mesh_of_an_earlier_one_refuses_nothing() {
     let before = bed.a.node.sh(SHOWN);
     assert!(!refused(&bed.a.node, &PREFIXES));
     assert_eq!(bed.a.node.sh(SHOWN), before);
+    let has_asked = AtomicBool::new(false);
+    let wanted = || {
+        has_asked.store(true, Ordering::Relaxed);
+        Ok(None)
+    };
+    assert!(!bed.a.node.run(|| refuse(wanted, TABLE_PODS).unwrap()));
+    assert!(!has_asked.load(Ordering::Relaxed), "what an earlier run saved is not read");
 }
 
 #[test]
 fn what_is_refused_is_removed_where_there_is_no_mesh_any_more() {
     let node = Namespace::new();
     let before = node.sh(SHOWN);
+    assert!(!node.run(|| refuse(|| Ok(None), TABLE_PODS).unwrap()));
     assert!(!refused(&node, &[]));
     assert_eq!(node.sh(SHOWN), before, "nothing is to be refused");
     assert!(refused(&node, &PREFIXES));

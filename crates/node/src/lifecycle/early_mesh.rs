@@ -26,14 +26,14 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// Prefixes that are to be refused, and the name of the mesh's device.
 type Refused = (Vec<IpNet>, String);
 
-/// Makes the kernel refuse packets to pods of other nodes, where an earlier run of this program saved a mesh and the kernel has nothing of it. The
-/// mesh replaces that, or removes it where there is none any more. A refusal of the kernel is logged: the node starts without it.
+/// Makes the kernel refuse packets to pods of other nodes, where an earlier run of this program saved a mesh and the kernel has nothing of it: where
+/// it has, as when this program is restarted, the file is not read. The mesh replaces that, or removes it where there is none any more. A refusal of the
+/// kernel is logged: the node starts without it.
 pub(crate) async fn refuse(settings: &Settings) {
     let file = state_file(settings);
     let table_pods = settings.numbers.table_pods();
     let refused = tokio::task::spawn_blocking(move || {
-        let Some((prefixes, interface)) = refused(&file, &HostNetwork::read()?) else { return Ok(false) };
-        mesh::refuse(&prefixes, &interface, table_pods)
+        mesh::refuse(|| Ok(refused(&file, &HostNetwork::read()?)), table_pods)
     });
     match refused.await {
         Ok(Ok(true)) => tracing::info!("packets to pods of other nodes are refused until the mesh is there"),
