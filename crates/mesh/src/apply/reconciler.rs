@@ -234,7 +234,8 @@ impl<K: Kernel> Mesh<K> {
         let encapsulated = self.encapsulation.routes(desired);
         let mut state =
             desired.mesh_state(&interface, bypassed, encapsulated, |key| self.paths.route_mtu(key));
-        state.bypass.control_plane.down = self.control_plane_down(desired, now);
+        let tunnels = self.control_plane_tunnels(desired, now);
+        state.bypass.control_plane.down = self.down_peers.observe_control_plane(now, &tunnels);
         self.down_peers.control_plane.clone_from(&state.bypass.control_plane.down);
         self.kernel.apply(&state)?;
         Ok(())
@@ -326,7 +327,8 @@ impl<K: Kernel> Mesh<K> {
     /// Takes from a report which nodes are down. [`Self::reconcile`] then bypasses others.
     fn watch_down_peers(&mut self, report: &Report, now: Instant) {
         let planned = self.planning.last.as_ref();
-        let down = planned.map(|planned| self.control_plane_down(&planned.desired, now)).unwrap_or_default();
+        let tunnels = planned.map(|planned| self.control_plane_tunnels(&planned.desired, now));
+        let down = self.down_peers.observe_control_plane(now, &tunnels.unwrap_or_default());
         self.is_outdated |= down != self.down_peers.control_plane;
         if self
             .planning

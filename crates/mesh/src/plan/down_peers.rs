@@ -19,6 +19,9 @@ use super::desired::DesiredPeer;
 const DOWN_FOR: Duration = Duration::from_secs(10);
 /// Time for which a bypassed node is up before its tunnel is used again.
 const UP_FOR: Duration = Duration::from_secs(5);
+/// Time for which the tunnel to a control-plane node is up before etcd and API servers use it. That node may know this one's key before the controller
+/// has confirmed this one's addresses, and accepts none of them from the tunnel until then: cut from this node's etcd, it would not hear of it.
+const SETTLES_IN: Duration = Duration::from_secs(10);
 
 /// The nodes that are bypassed, or soon will be.
 #[derive(Debug, Default)]
@@ -28,6 +31,8 @@ pub struct DownPeers {
     since: BTreeMap<PublicKey, Instant>,
     /// Addresses of control-plane nodes to which packets were led last as to those without a tunnel.
     pub control_plane: Vec<IpAddr>,
+    /// Time since which the tunnels to control-plane nodes have been up.
+    up_since: BTreeMap<PublicKey, Instant>,
 }
 
 impl DownPeers {
@@ -64,6 +69,22 @@ impl DownPeers {
             }
         }
         self.bypassed != before
+    }
+
+    /// Takes the states of the tunnels to control-plane nodes, and returns the addresses of those to which packets are led past the mesh: their tunnels
+    /// are not up, or have not been for long.
+    pub fn observe_control_plane(
+        &mut self,
+        now: Instant,
+        tunnels: &[(IpAddr, PublicKey, State)],
+    ) -> Vec<IpAddr> {
+        let up = tunnels.iter().filter(|(_, _, state)| *state == State::Up);
+        let since = |key: &PublicKey| (*key, self.up_since.get(key).copied().unwrap_or(now));
+        self.up_since = up.map(|(_, key, _)| since(key)).collect();
+        let is_settled = |key: &PublicKey| {
+            self.up_since.get(key).is_some_and(|since| now.saturating_duration_since(*since) >= SETTLES_IN)
+        };
+        tunnels.iter().filter(|(_, key, _)| !is_settled(key)).map(|(address, _, _)| *address).collect()
     }
 
     /// No node is bypassed any more. Returns whether one was.
@@ -138,6 +159,22 @@ mod tests {
             }
             changes
         }
+    }
+
+    #[test]
+    fn control_plane_nodes_are_led_into_a_tunnel_that_has_been_up_for_a_while() {
+        let (mut peers, start) = (DownPeers::default(), Instant::now());
+        let address: IpAddr = [192, 0, 2, 2].into();
+        let mut is_past = |second: u64, state| {
+            let now = start + Duration::from_secs(second);
+            peers.observe_control_plane(now, &[(address, key(2), state)]) == [address]
+        };
+        assert!(is_past(0, State::Connecting));
+        assert!(is_past(1, State::Up) && is_past(10, State::Up));
+        assert!(!is_past(11, State::Up));
+        assert!(is_past(12, State::Down), "at once");
+        assert!(is_past(13, State::Up), "its time begins anew");
+        assert!(!is_past(23, State::Up));
     }
 
     #[test]

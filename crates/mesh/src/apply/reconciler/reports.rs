@@ -105,12 +105,16 @@ impl<K: Kernel> Mesh<K> {
             .collect()
     }
 
-    /// Addresses of control-plane nodes that have a tunnel of their own, and it is not up.
-    pub(super) fn control_plane_down(&self, desired: &Desired, now: Instant) -> Vec<IpAddr> {
-        let status = |key| self.paths.status(key, now).map(|(status, _)| status.state);
+    /// States of the tunnels of control-plane nodes that have one of their own, and the addresses behind them.
+    pub(super) fn control_plane_tunnels(
+        &self,
+        desired: &Desired,
+        now: Instant,
+    ) -> Vec<(IpAddr, PublicKey, State)> {
         let nodes = desired.traffic.control_plane.iter();
-        let down = nodes.filter(|(_, key)| status(key).is_some_and(|state| state != State::Up));
-        down.map(|(address, _)| *address).collect()
+        nodes
+            .filter_map(|(address, key)| Some((*address, *key, self.paths.status(key, now)?.0.state)))
+            .collect()
     }
 
     fn bypassed(&self, desired: &Desired) -> impl Iterator<Item = MeshProblem> {
