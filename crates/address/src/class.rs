@@ -103,9 +103,7 @@ pub fn usable_parts(prefix: IpNet) -> Vec<IpNet> {
     let holes = [v4(0, 0, 0, 0, 8), v4(127, 0, 0, 0, 8), v4(169, 254, 0, 0, 16), v4(224, 0, 0, 0, 3)]
         .into_iter()
         .chain([v6(0, 8), v6(0xfe80 << 112, 10), v6(0xff00 << 112, 8)]);
-    let rest = PrefixSet::from_iter([prefix]).subtract(&holes.collect());
-    let ipv4 = rest.ipv4_prefixes().into_iter().map(IpNet::from);
-    ipv4.chain(rest.ipv6_prefixes().into_iter().map(IpNet::from)).collect()
+    PrefixSet::from_iter([prefix]).subtract(&holes.collect()).prefixes().collect()
 }
 
 #[cfg(test)]

@@ -58,6 +58,11 @@ impl PrefixSet {
         Self { ipv4: self.ipv4.subtract(&other.ipv4), ipv6: self.ipv6.subtract(&other.ipv6) }
     }
 
+    /// The fewest prefixes that cover exactly its addresses, in order, those of IPv4 first.
+    pub fn prefixes(&self) -> impl Iterator<Item = IpNet> + use<> {
+        self.ipv4.prefixes().into_iter().chain(self.ipv6.prefixes())
+    }
+
     /// The fewest prefixes that cover exactly its IPv4 addresses, in order.
     pub fn ipv4_prefixes(&self) -> Vec<Ipv4Net> {
         let ipv4 = |prefix| if let IpNet::V4(prefix) = prefix { Some(prefix) } else { None };

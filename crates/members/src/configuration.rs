@@ -89,9 +89,7 @@ impl Configuration {
 
 /// The fewest prefixes that cover those without the holes.
 fn cut(prefixes: &[IpNet], holes: &PrefixSet) -> Vec<IpNet> {
-    let rest = prefixes.iter().collect::<PrefixSet>().subtract(holes);
-    let ipv4 = rest.ipv4_prefixes().into_iter().map(IpNet::from);
-    ipv4.chain(rest.ipv6_prefixes().into_iter().map(IpNet::from)).collect()
+    prefixes.iter().collect::<PrefixSet>().subtract(holes).prefixes().collect()
 }
 
 /// The one peer of a Peer that reaches the whole cluster through the entry node `entry`; `None` if there is no such Peer. `more` is what it

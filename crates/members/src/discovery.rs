@@ -202,11 +202,7 @@ impl Reader<'_> {
         let excluded: PrefixSet = kubespan.exclude_advertised_addresses.iter().collect();
         let all = addresses.into_iter().chain(routed.iter().copied().filter(is_allowed));
         // One by one: addresses stay addresses, which count more than prefixes.
-        let kept = all.flat_map(|prefix| {
-            let rest = std::iter::once(prefix).collect::<PrefixSet>().subtract(&excluded);
-            let ipv4 = rest.ipv4_prefixes().into_iter().map(IpNet::from);
-            ipv4.chain(rest.ipv6_prefixes().into_iter().map(IpNet::from)).collect::<Vec<_>>()
-        });
+        let kept = all.flat_map(|prefix| PrefixSet::from_iter([prefix]).subtract(&excluded).prefixes());
         let distinct: BTreeSet<IpNet> = kept.collect();
         distinct.into_iter().collect()
     }

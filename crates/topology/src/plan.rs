@@ -79,7 +79,7 @@ impl Plan {
         let ipv4 = self.targets_ipv4.iter().copied().map(IpNet::from);
         let targets: PrefixSet = ipv4.chain(self.targets_ipv6.iter().copied().map(IpNet::from)).collect();
         let outside = left.subtract(&targets);
-        prefixes::all(&left.subtract(&outside)).collect()
+        left.subtract(&outside).prefixes().collect()
     }
 }
 
@@ -255,7 +255,7 @@ fn targets(
     let connected: PrefixSet = policy.connected.iter().collect();
     let at_sites = at_sites.into_iter().map(|entry| &entry.prefix).collect::<PrefixSet>();
     let at_sites = at_sites.subtract(&connected);
-    let at_sites: Vec<IpNet> = prefixes::all(&at_sites).collect();
+    let at_sites: Vec<IpNet> = at_sites.prefixes().collect();
     let foreign = foreign.into_iter().map(|entry| &entry.prefix).chain(&at_sites);
     let guarded = policy.guarded.iter().filter(|prefix| prefixes::unusable(prefix).is_none());
     let targets = foreign.chain(guarded).collect::<PrefixSet>().subtract(&keep_out);

@@ -25,7 +25,6 @@ use crate::locations::TunnelRoute;
 use crate::member::{ByDiscovery, Keepalive, Member};
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
-use crate::prefixes;
 use crate::routes::BlockRoute;
 use crate::site::Granularity;
 
@@ -308,8 +307,8 @@ fn replace(plan: &mut Plan, before: &Plan, after: Plan, area: &PrefixSet) {
     }
     if before.masqueraded != after.masqueraded {
         let others = plan.masqueraded.iter().collect::<PrefixSet>().subtract(area);
-        let all: PrefixSet = prefixes::all(&others).chain(after.masqueraded).collect();
-        plan.masqueraded = prefixes::all(&all).collect();
+        let all: PrefixSet = others.prefixes().chain(after.masqueraded).collect();
+        plan.masqueraded = all.prefixes().collect();
     }
     replace_members(&mut plan.nodes, &before.nodes, after.nodes);
     replace_members(&mut plan.tunnels.senders, &before.tunnels.senders, after.tunnels.senders);

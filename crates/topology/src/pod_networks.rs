@@ -12,7 +12,6 @@ use crate::conflicts::{Entry, Tier};
 use crate::external::usable;
 use crate::member::Member;
 use crate::policy::Policy;
-use crate::prefixes;
 use crate::problem::Problem;
 use crate::site::Granularity;
 
@@ -58,7 +57,7 @@ fn is_held(member: &Member, prefix: &IpNet, policy: &Policy) -> bool {
 pub(crate) fn kept(own: &[&Entry], foreign: &[&Entry]) -> Vec<IpNet> {
     let own: PrefixSet = own.iter().map(|entry| &entry.prefix).collect();
     let stronger = foreign.iter().filter(|entry| entry.tier > Tier::PodNetwork).map(|entry| &entry.prefix);
-    prefixes::all(&own.subtract(&stronger.collect())).collect()
+    own.subtract(&stronger.collect()).prefixes().collect()
 }
 
 #[cfg(test)]

@@ -13,7 +13,6 @@ use crate::external::usable;
 use crate::gateways::location;
 use crate::member::Member;
 use crate::policy::Policy;
-use crate::prefixes;
 use crate::problem::Problem;
 use crate::site::Granularity;
 
@@ -65,7 +64,7 @@ pub(crate) fn masqueraded(ranked: &[&Member], entries: &[Entry], policy: &Policy
     }
     let stronger = entries.iter().filter(|entry| entry.tier > Tier::SiteRange).map(|entry| &entry.prefix);
     let here = here.iter().collect::<PrefixSet>().subtract(&stronger.collect());
-    prefixes::all(&here).collect()
+    here.prefixes().collect()
 }
 
 fn networks(member: &Member) -> &[IpNet] {

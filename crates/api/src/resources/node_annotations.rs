@@ -82,9 +82,7 @@ fn without(prefixes: &[IpNet], excluded: &[IpNet]) -> Option<Vec<IpNet>> {
         if !excluded.iter().any(|it| it.contains(prefix) || prefix.contains(it)) {
             return vec![*prefix];
         }
-        let rest = std::iter::once(*prefix).collect::<PrefixSet>().subtract(&all);
-        let ipv4 = rest.ipv4_prefixes().into_iter().map(IpNet::from);
-        ipv4.chain(rest.ipv6_prefixes().into_iter().map(IpNet::from)).collect()
+        PrefixSet::from_iter([*prefix]).subtract(&all).prefixes().collect()
     });
     let left: Vec<IpNet> = left.take(MAX_POD_PREFIXES.saturating_add(1)).collect();
     (left.len() <= MAX_POD_PREFIXES).then_some(left)

@@ -224,8 +224,7 @@ fn routes(device: Option<u32>, state: &MeshState, has_ipv6: bool) -> [(u32, Vec<
     TABLES_MESH_GUARD.map(|table| {
         let covered = if table == TABLE_MESH_GUARD { &rest } else { &nodes };
         let mut routes = specific(table, device, state, covered);
-        let ipv4 = covered.ipv4_prefixes().into_iter().map(IpNet::from);
-        for prefix in ipv4.chain(covered.ipv6_prefixes().into_iter().map(IpNet::from)) {
+        for prefix in covered.prefixes() {
             let prefsrc = state.source(IpFamily::of(prefix.addr()));
             let into_mesh = |link| Route { prefsrc, ..Route::onto(table, ROUTE_PROTOCOL, prefix, link) };
             routes.extend(device.map(into_mesh));

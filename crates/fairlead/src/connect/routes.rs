@@ -63,13 +63,8 @@ pub(super) fn destinations(
     let wide: PrefixSet = prefixes.iter().filter(has_family).filter(|prefix| !is_host(prefix)).collect();
     let single: PrefixSet = prefixes.iter().filter(has_family).filter(|prefix| is_host(prefix)).collect();
     let wide = wide.subtract(&networks);
-    let all: Vec<IpNet> = list(&wide).chain(list(&single)).collect();
-    list(&all.iter().collect::<PrefixSet>().subtract(&hosts)).collect()
-}
-
-fn list(set: &PrefixSet) -> impl Iterator<Item = IpNet> + use<> {
-    let ipv4 = set.ipv4_prefixes().into_iter().map(IpNet::from);
-    ipv4.chain(set.ipv6_prefixes().into_iter().map(IpNet::from))
+    let all: PrefixSet = wide.prefixes().chain(single.prefixes()).collect();
+    all.subtract(&hosts).prefixes().collect()
 }
 
 /// The routes of the table `main`.

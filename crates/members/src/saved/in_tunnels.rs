@@ -47,8 +47,7 @@ impl Saved {
         // Another member may have a block of a missing one by now, and a plain route leads to that.
         let of_others: PrefixSet = held.iter().map(|(_, prefix)| *prefix).collect();
         let left = policy.guarded.iter().collect::<PrefixSet>().subtract(&of_others);
-        let ipv4 = left.ipv4_prefixes().into_iter().map(IpNet::from);
-        let left: Vec<IpNet> = ipv4.chain(left.ipv6_prefixes().into_iter().map(IpNet::from)).collect();
+        let left: Vec<IpNet> = left.prefixes().collect();
         let left = left.iter().map(|prefix| ("", prefix));
         plan(&self.facts.members, &policy).in_tunnels(held.into_iter().chain(left))
     }

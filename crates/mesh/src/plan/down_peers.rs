@@ -116,12 +116,9 @@ pub fn addresses<'a>(
         let inside = all.iter().skip(at.saturating_add(1)).take_while(|(other, _)| prefix.contains(other));
         let kept: PrefixSet =
             inside.filter(|(_, is_bypassed)| !is_bypassed).map(|(other, _)| other).collect();
-        let left = PrefixSet::from_iter([prefix]).subtract(&kept);
-        let ipv4 = left.ipv4_prefixes().into_iter().map(IpNet::from);
-        ipv4.chain(left.ipv6_prefixes().into_iter().map(IpNet::from)).collect::<Vec<_>>()
+        PrefixSet::from_iter([prefix]).subtract(&kept).prefixes()
     });
-    let left: Vec<IpNet> = left.collect();
-    left.iter().collect()
+    left.collect()
 }
 
 #[cfg(test)]
