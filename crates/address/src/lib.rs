@@ -30,4 +30,4 @@ pub use filter::{AddressFilter, EndpointFilters, FilterEntry, InvalidFilterEntry
 pub use interface_id::{InterfaceId, InvalidInterfaceId};
 pub use interval::{Interval, IntervalSet};
 pub use nat64::{IPV4_ONLY_NAME, InvalidNat64Prefix, Nat64, Nat64Prefix, without_nat64};
-pub use prefix::{PrefixSet, is_host, overlap};
+pub use prefix::{PrefixSet, is_host, octets, overlap};

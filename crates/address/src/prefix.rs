@@ -17,6 +17,14 @@ pub fn is_host(prefix: &IpNet) -> bool {
     prefix.prefix_len() == prefix.max_prefix_len()
 }
 
+/// The bytes of an address in network order: 4 of IPv4, 16 of IPv6.
+pub fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
 /// A set of addresses of both families.
 ///
 /// Two equal sets of addresses are equal values, whatever prefixes they came from.

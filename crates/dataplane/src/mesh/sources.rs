@@ -19,7 +19,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use fairlead_address::IpFamily;
+use fairlead_address::{IpFamily, octets};
 use fairlead_api::names;
 use fairlead_netlink::nftables::{AddressEnd, Chain, Comparison, Expression, Hook, Meta, Rule};
 use ipnet::IpNet;
@@ -112,13 +112,6 @@ fn rules(interface: &str, source: IpAddr) -> [Rule; 4] {
         expressions.extend(effect.iter().cloned());
         Rule(expressions)
     })
-}
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    }
 }
 
 #[cfg(test)]

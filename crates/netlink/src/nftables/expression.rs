@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use fairlead_address::IpFamily;
+use fairlead_address::{IpFamily, octets};
 
 use super::attributes::AttributeWriter;
 use super::operands::{
@@ -229,15 +229,11 @@ impl Expression {
     /// Continues if an address of the packet is this one.
     pub fn address_is(end: AddressEnd, address: IpAddr) -> Vec<Self> {
         let family = IpFamily::of(address);
-        let bytes = match address {
-            IpAddr::V4(address) => address.octets().to_vec(),
-            IpAddr::V6(address) => address.octets().to_vec(),
-        };
         vec![
             Self::LoadMeta(Meta::NetworkProtocol),
             Self::is_protocol(family),
             Self::load_address(family, end),
-            Self::Compare(Comparison::Equal, bytes),
+            Self::Compare(Comparison::Equal, octets(address)),
         ]
     }
 

@@ -90,6 +90,8 @@ pub enum Comparison {
     Equal,
     /// `NFT_CMP_GT`
     Greater,
+    /// `NFT_CMP_LT`
+    Less,
     /// `NFT_CMP_NEQ`
     NotEqual,
 }
@@ -101,8 +103,21 @@ impl Comparison {
             Self::AtMost => 3,
             Self::Equal => 0,
             Self::Greater => 4,
+            Self::Less => 2,
             Self::NotEqual => 1,
         }
+    }
+
+    pub(super) const fn of(number: u32) -> Option<Self> {
+        Some(match number {
+            0 => Self::Equal,
+            1 => Self::NotEqual,
+            2 => Self::Less,
+            3 => Self::AtMost,
+            4 => Self::Greater,
+            5 => Self::AtLeast,
+            _ => return None,
+        })
     }
 }
 

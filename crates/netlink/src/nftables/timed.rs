@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use fairlead_address::IpFamily;
+use fairlead_address::{IpFamily, octets};
 use nix::libc;
 
 use super::attributes::{Parsed, array, attributes, explain, find, require};
@@ -39,7 +39,7 @@ pub(super) fn add_elements(table: &str, name: &str, set: &TimedSet) -> Result<Op
     let milliseconds = |time: &Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let elements = set.addresses.iter().filter(|(address, _)| IpFamily::of(**address) == set.family);
     let elements: Vec<(Vec<u8>, u64)> = elements
-        .map(|(address, time)| (key(*address), milliseconds(time)))
+        .map(|(address, time)| (octets(*address), milliseconds(time)))
         .filter(|(_, time)| *time > 0)
         .collect();
     if elements.is_empty() {
@@ -59,13 +59,6 @@ pub(super) fn add_elements(table: &str, name: &str, set: &TimedSet) -> Result<Op
         });
     })?;
     Ok(Some(added))
-}
-
-fn key(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    }
 }
 
 /// Reads the sets of this kind in a table, by name: their addresses, and the time from now for which each stays.

@@ -16,10 +16,10 @@ use crate::nftables::foreign::{MATCH_INFO, MATCH_NAME, META_MARK, NFPROTO_IPV4, 
 use crate::nftables::uapi::rule;
 
 /// `NFT_REG_VERDICT`
-const VERDICT_REGISTER: u32 = 0;
+pub(super) const VERDICT_REGISTER: u32 = 0;
 /// `NFT_META_L4PROTO`, and `IPPROTO_UDP`.
 const META_PROTOCOL: u32 = 16;
-const PROTOCOL_UDP: u8 = 17;
+pub(super) const PROTOCOL_UDP: u8 = 17;
 /// `NFT_META_NFPROTO`
 const META_NETWORK_PROTOCOL: u32 = 15;
 /// `NFT_PAYLOAD_NETWORK_HEADER`, and where the destination is in it (RFC 791, section 3.1; RFC 8200, section 3).

@@ -2,29 +2,25 @@
 
 use std::net::IpAddr;
 
+use fairlead_address::octets;
+
 use super::steps::{Field, NatRule, Operand, Step, Translation};
 use crate::Result;
+use crate::nftables::foreign::routing::expressions::{PROTOCOL_UDP, VERDICT_REGISTER};
 use crate::nftables::foreign::walk::{Verdict, padded};
 use crate::nftables::foreign::{NFPROTO_IPV4, NFPROTO_IPV6};
 use crate::nftables::uapi::NFPROTO_INET;
-use crate::nftables::{CONNECTION_ORIGINAL, DestinationType, Header, STATE_NEW};
+use crate::nftables::{CONNECTION_ORIGINAL, Comparison, DestinationType, Header, STATE_NEW};
 
-/// `IPPROTO_UDP`
-const UDP: u8 = 17;
 /// Offsets of the next protocol and of the destination in the header of IPv4 (RFC 791, section 3.1) and in that of IPv6 (RFC 8200, section 3).
 const IPV4: (u32, u32) = (9, 16);
 const IPV6: (u32, u32) = (6, 24);
 /// Offset of the destination's port in the header of UDP (RFC 768).
 const DESTINATION_PORT: u32 = 2;
-/// `NFT_REG_VERDICT`
-const VERDICT_REGISTER: u32 = 0;
 /// All registers in bytes: `NFT_REG_1` to `_4` have 16 each, and `NFT_REG32_00` to `_15`, from 8 on, are the same ones in fours.
 const REGISTERS: usize = 64;
 const WORD: usize = 4;
 const LONGEST: usize = 16;
-/// `NFT_CMP_*`
-const EQUAL: u32 = 0;
-const NOT_EQUAL: u32 = 1;
 
 /// First packet of a flow from another node to a UDP port of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,7 +120,7 @@ impl Packet<'_> {
                 let offsets = (0..length).take(LONGEST).map(|index| offset.saturating_add(index));
                 offsets.map(|offset| self.byte(header, offset)).collect()
             }
-            Field::Protocol => known(&[UDP]),
+            Field::Protocol => known(&[PROTOCOL_UDP]),
             Field::Unknown => vec![Byte::default(); LONGEST],
         }
     }
@@ -145,16 +141,12 @@ impl Packet<'_> {
         }
         let (protocol, destination) = if self.arrival.destination.is_ipv4() { IPV4 } else { IPV6 };
         let is_protocol = offset == protocol;
-        let value =
-            if is_protocol { Some(UDP) } else { within(&octets(self.arrival.destination), destination) };
+        let value = if is_protocol {
+            Some(PROTOCOL_UDP)
+        } else {
+            within(&octets(self.arrival.destination), destination)
+        };
         Byte { value, is_of_port: false }
-    }
-}
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
     }
 }
 
@@ -224,7 +216,8 @@ impl State<'_> {
             }
             Step::Compare { register, operation, with } => {
                 let bytes = self.registers.load(*register, with.len());
-                self.condition(compare(&bytes, *operation, with), is_of_port(&bytes))
+                let is_met = operation.and_then(|operation| compare(&bytes, operation, with));
+                self.condition(is_met, is_of_port(&bytes))
             }
             Step::Constant { register, bytes } => {
                 self.registers.store(*register, &known(bytes));
@@ -333,20 +326,19 @@ fn is_of_port(bytes: &[Byte]) -> bool {
 }
 
 /// Whether a comparison holds; `None` if that is not known.
-fn compare(bytes: &[Byte], operation: u32, with: &[u8]) -> Option<bool> {
+fn compare(bytes: &[Byte], operation: Comparison, with: &[u8]) -> Option<bool> {
     let mut pairs = bytes.iter().zip(with);
     let differs = pairs.any(|(byte, with)| byte.value.is_some_and(|value| value != *with));
-    if differs && [EQUAL, NOT_EQUAL].contains(&operation) {
-        return Some(operation == NOT_EQUAL);
+    if differs && [Comparison::Equal, Comparison::NotEqual].contains(&operation) {
+        return Some(operation == Comparison::NotEqual);
     }
     let ordering = values(bytes)?.as_slice().cmp(with);
-    match operation {
-        EQUAL => Some(ordering.is_eq()),
-        NOT_EQUAL => Some(ordering.is_ne()),
-        2 => Some(ordering.is_lt()),
-        3 => Some(ordering.is_le()),
-        4 => Some(ordering.is_gt()),
-        5 => Some(ordering.is_ge()),
-        _ => None,
-    }
+    Some(match operation {
+        Comparison::AtLeast => ordering.is_ge(),
+        Comparison::AtMost => ordering.is_le(),
+        Comparison::Equal => ordering.is_eq(),
+        Comparison::Greater => ordering.is_gt(),
+        Comparison::Less => ordering.is_lt(),
+        Comparison::NotEqual => ordering.is_ne(),
+    })
 }

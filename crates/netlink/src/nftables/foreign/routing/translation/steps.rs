@@ -1,11 +1,11 @@
 //! Steps of a rule in a chain of type nat, from its expressions.
 
 use super::extensions;
-use crate::nftables::Meta;
 use crate::nftables::attributes::{Parsed, array, attributes, be32, find, require, text};
 use crate::nftables::foreign::walk::{META_INPUT, Verdict, parse_verdict};
 use crate::nftables::foreign::{MATCH_INFO, MATCH_NAME, MATCH_REVISION, value};
 use crate::nftables::uapi::rule;
+use crate::nftables::{Comparison, Meta};
 
 /// `NFT_META_IIF`
 const META_INPUT_INDEX: u32 = 4;
@@ -38,10 +38,10 @@ pub(super) enum Step {
         to: u32,
         operands: Vec<(u8, u8)>,
     },
-    /// Condition on a register: `NFT_CMP_*`.
+    /// Condition on a register; `None` for an operation that is not known.
     Compare {
         register: u32,
-        operation: u32,
+        operation: Option<Comparison>,
         with: Vec<u8>,
     },
     /// Puts a constant into a register.
@@ -150,7 +150,7 @@ fn step(name: &str, data: &[u8]) -> Parsed<Option<Step>> {
         // `NFTA_CMP_SREG`, `_OP` and `_DATA`
         "cmp" => Step::Compare {
             register: be32(require(data, 1)?)?,
-            operation: be32(require(data, 2)?)?,
+            operation: Comparison::of(be32(require(data, 2)?)?),
             with: value(data, 3)?.to_vec(),
         },
         "ct" | "fib" | "meta" => return load(name, data),

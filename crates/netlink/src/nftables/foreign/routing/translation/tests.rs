@@ -69,10 +69,7 @@ fn destination(address: &str) -> Bytes {
 
 /// `dnat ip to 10.5.0.9:PORT`
 fn dnat((address, family): (&str, u32), port: u16) -> Bytes {
-    let address = match address.parse::<IpAddr>().unwrap() {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    };
+    let address = fairlead_address::octets(address.parse().unwrap());
     let constant = |register: u32, bytes: &[u8]| {
         expression("immediate", |data| {
             data.be32(1, register);
@@ -458,7 +455,7 @@ proptest! {
                 Step::Constant { register: other, bytes: operand.clone() },
                 Step::Bitwise { from, to, operands },
                 Step::Range { register, is_inverted: true, first: operand.clone(), last: operand.clone() },
-                Step::Compare { register: other, operation: length, with: operand },
+                Step::Compare { register: other, operation: Comparison::of(length), with: operand },
             ],
             ..NatRule::default()
         };
